@@ -1,0 +1,60 @@
+"""What a dialect is: one provider's wire format, translated without any I/O."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from polar.errors import PolarError
+from polar.types import Chat, Delta, Reply
+
+__all__ = ["Dialect", "StreamEncoder"]
+
+
+class StreamEncoder(Protocol):
+    """Encodes one streamed reply; the concatenated bytes are the response body."""
+
+    def start(self) -> bytes:
+        """Encode what comes before the first token."""
+        ...
+
+    def keepalive(self) -> bytes:
+        """Encode a native no-op event of the dialect (not only a comment)."""
+        ...
+
+    def delta(self, delta: Delta) -> bytes:
+        """Encode a piece of the reply as soon as it is known."""
+        ...
+
+    def end(self, reply: Reply) -> bytes:
+        """Encode the finish, usage and terminal event; sent only after the call is on record."""
+        ...
+
+    def error(self, error: PolarError) -> bytes:
+        """Encode an error in the middle of a stream; the connection is aborted after it."""
+        ...
+
+
+class Dialect(Protocol):
+    """A wire format: request bytes -> Chat, Reply -> response bytes."""
+
+    name: str
+
+    def parse(self, body: bytes) -> Chat:
+        """Read a request.
+
+        Raises:
+            BadRequest: Not valid, or asks for something unsupported; names the field.
+        """
+        ...
+
+    def response(self, chat: Chat, reply: Reply, *, response_id: str, created: int) -> bytes:
+        """Write a whole response."""
+        ...
+
+    def encoder(self, chat: Chat, *, response_id: str, created: int) -> StreamEncoder:
+        """Start encoding a streamed response."""
+        ...
+
+    def error(self, error: PolarError) -> tuple[int, bytes]:
+        """Write an error in the provider's own form: HTTP status and body."""
+        ...

@@ -1,0 +1,93 @@
+"""What an engine is: something that samples tokens after tokens and says how likely each was."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from polar.types import Sampling
+
+__all__ = ["Capabilities", "Chunk", "Engine", "SampleRequest"]
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRequest:
+    """One request to sample a continuation."""
+
+    prompt_ids: Sequence[int]
+    sampling: Sampling
+    affinity: str = ""
+    """Requests with the same value share a prefix: a session's calls (cache and routing hint)."""
+    id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Some newly sampled tokens; the last chunk of a stream carries the finish reason."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    """Natural log, of the distribution that was sampled from."""
+    weight_version: int
+    finish_reason: Literal["stop", "length"] | None = None
+    """`stop`: the last token is one of `stop_token_ids`; `length`: `max_tokens` or the window."""
+    cached_tokens: int = 0
+    """Prompt tokens that were not computed again (told on the first chunk)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a probe found."""
+
+    model: str
+    max_context: int
+    token_ids: bool
+    logprobs: bool
+    weight_updates: bool
+    detail: str = ""
+    """One line for people: engine, version, dtype."""
+
+
+class Engine(Protocol):
+    """Samples tokens. Implementations are safe for many concurrent `sample` streams."""
+
+    def sample(self, request: SampleRequest) -> AsyncIterator[Chunk]:
+        """Stream a continuation of `prompt_ids`; closing the iterator cancels the generation.
+
+        Raises:
+            ContextOverflow: The prompt leaves no room for one token.
+            EngineError: The engine failed; nothing more will come.
+        """
+        ...
+
+    async def probe(self) -> Capabilities:
+        """Ask the engine what it is, by really sampling a token.
+
+        Raises:
+            EngineError: It cannot be reached or used.
+        """
+        ...
+
+    async def pause(self) -> None:
+        """Stop sampling at a token boundary; streams wait, nothing is lost."""
+        ...
+
+    async def resume(self) -> None:
+        """Go on sampling."""
+        ...
+
+    async def load_weights(self, version: int, path: Path | None) -> None:
+        """Take new weights, called while paused.
+
+        Args:
+            version: The weight version of tokens sampled from now on.
+            path: A folder in Hugging Face format; absent when the engine shares the
+                trainer's parameters in memory and they were changed in place.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """Stop and free everything; open streams end with `EngineError`."""
+        ...

@@ -1,0 +1,147 @@
+"""The error tree: every error that Polar raises on purpose.
+
+    PolarError                what went wrong, where, and what to do about it
+    ├── ConfigError           a setting, a task file or a flag is wrong            exit code 2
+    │   └── TaskFileError     a line of a task file cannot be read
+    ├── SetupError            something this machine needs is missing              exit code 3
+    │   ├── HarnessMissing    a harness binary or package is not installed
+    │   └── ModelMissing      a model name or path leads to no usable model
+    ├── EngineError           the inference engine failed or cannot be used        exit code 4
+    │   ├── EngineRefused     the engine lacks token ids or logprobs: not for training
+    │   └── ContextOverflow   prompt and max_tokens do not fit the context window
+    ├── RuntimeFailed         a sandbox could not be started or run                exit code 5
+    ├── JournalError          the journal could not be written or read (full disk) exit code 6
+    ├── GatewayError          the gateway could not start (a port in use)          exit code 7
+    ├── BadRequest            a harness sent what the dialect does not support (HTTP 400)
+    ├── Unauthorized          an unknown session key (HTTP 401)
+    ├── FidelityError         a law of token fidelity does not hold                exit code 8
+    └── TrainingError         training cannot go on (no trainable token, NaN)      exit code 9
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "BadRequest",
+    "ConfigError",
+    "ContextOverflow",
+    "EngineError",
+    "EngineRefused",
+    "FidelityError",
+    "GatewayError",
+    "HarnessMissing",
+    "JournalError",
+    "ModelMissing",
+    "PolarError",
+    "RuntimeFailed",
+    "SetupError",
+    "TaskFileError",
+    "TrainingError",
+    "Unauthorized",
+]
+
+
+class PolarError(Exception):
+    """An error that a user can act on.
+
+    Args:
+        what: What went wrong, one sentence without a full stop.
+        where: The file, line, key, address or session it happened at.
+        fix: What to do about it, an imperative sentence.
+    """
+
+    exit_code: int = 1
+
+    def __init__(self, what: str, *, where: str | None = None, fix: str | None = None) -> None:
+        self.what = what
+        self.where = where
+        self.fix = fix
+        super().__init__(what)
+
+    def __str__(self) -> str:
+        place = f" (at {self.where})" if self.where else ""
+        remedy = f". {self.fix}" if self.fix else ""
+        return f"{self.what}{place}{remedy}"
+
+
+class ConfigError(PolarError):
+    """A setting, a task file or a flag is wrong."""
+
+    exit_code = 2
+
+
+class TaskFileError(ConfigError):
+    """A line of a task file cannot be read."""
+
+
+class SetupError(PolarError):
+    """Something that this machine needs is missing."""
+
+    exit_code = 3
+
+
+class HarnessMissing(SetupError):
+    """A harness binary or package is not installed."""
+
+
+class ModelMissing(SetupError):
+    """A model name or path leads to no usable model."""
+
+
+class EngineError(PolarError):
+    """The inference engine failed or cannot be used."""
+
+    exit_code = 4
+
+
+class EngineRefused(EngineError):
+    """The engine lacks token ids or logprobs, so it cannot serve for training."""
+
+
+class ContextOverflow(EngineError):
+    """The prompt and the tokens asked for do not fit the context window."""
+
+    def __init__(self, *, prompt_tokens: int, max_context: int) -> None:
+        self.prompt_tokens = prompt_tokens
+        self.max_context = max_context
+        super().__init__(
+            f"the prompt has {prompt_tokens} tokens, the model's context window {max_context}",
+            fix="Shorten the conversation or use a model with a longer context.",
+        )
+
+
+class RuntimeFailed(PolarError):
+    """A sandbox could not be started or run."""
+
+    exit_code = 5
+
+
+class JournalError(PolarError):
+    """The journal could not be written or read."""
+
+    exit_code = 6
+
+
+class GatewayError(PolarError):
+    """The gateway could not start or serve."""
+
+    exit_code = 7
+
+
+class BadRequest(PolarError):
+    """A harness sent something that the dialect does not support."""
+
+
+class Unauthorized(PolarError):
+    """A request carries no known session key."""
+
+
+class FidelityError(PolarError):
+    """A law of token fidelity does not hold: training data would not be what was sampled."""
+
+    exit_code = 8
+
+
+class TrainingError(PolarError):
+    """Training cannot go on."""
+
+    exit_code = 9

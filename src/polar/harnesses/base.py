@@ -1,0 +1,80 @@
+"""What a harness preset is: how to find, start and read one agent program, without changing it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from polar.runtimes.base import ExecResult, Place, ProcessSpec
+from polar.types import CallKind, Chat
+
+__all__ = ["Harness", "Installation", "Launch", "LaunchRequest"]
+
+
+@dataclass(frozen=True, slots=True)
+class Installation:
+    """A harness found on this machine."""
+
+    executable: Path
+    version: str
+    read_only: tuple[Path, ...]
+    """Folders that a sandbox must show."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchRequest:
+    """What a preset needs to know to start one session."""
+
+    instruction: str
+    model: str
+    """Model name the harness should send."""
+    key: str
+    """The session key; also the last part of the base URL."""
+    place: Place
+    """Paths and gateway address as seen from inside the sandbox."""
+
+    @property
+    def base_url(self) -> str:
+        """`http://HOST:PORT/s/KEY`, to which the preset adds what its dialect wants (`/v1`)."""
+        return f"{self.place.gateway_url}/s/{self.key}"
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How to start one session."""
+
+    process: ProcessSpec
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Config files: path relative to the sandbox's home -> content."""
+
+
+class Harness(Protocol):
+    """A preset: declarative and small."""
+
+    name: str
+
+    def find(self) -> Installation:
+        """Look for the harness: the setting, Polar's own installations, then PATH.
+
+        Raises:
+            HarnessMissing: Says how to install it.
+        """
+        ...
+
+    def install_command(self) -> tuple[tuple[str, ...], ...]:
+        """Commands that install the pinned version into Polar's own folder; empty if none."""
+        ...
+
+    def launch(self, request: LaunchRequest) -> Launch:
+        """Say how to start one session: pure."""
+        ...
+
+    def kind_of(self, chat: Chat, headers: Mapping[str, str]) -> CallKind:
+        """Tell main calls from auxiliary ones by the harness's declared rules: pure."""
+        ...
+
+    def ended_well(self, result: ExecResult) -> bool:
+        """Read the harness's exit: false means the harness itself broke, not that the task failed."""
+        ...

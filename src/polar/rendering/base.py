@@ -1,0 +1,79 @@
+"""What a renderer is: messages to token ids, sampled ids to messages, and the bridge between turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from polar.types import CallId, Delta, Message, ToolSpec
+
+__all__ = ["IncrementalParser", "Prepared", "Renderer"]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A prompt ready for the engine, and where it hangs in the session's token tree."""
+
+    prompt_ids: tuple[int, ...]
+    parent_id: CallId | None
+    """The call that this prompt extends exactly (its prompt + sampled ids are a prefix)."""
+    fork_reason: str | None
+    """Why no earlier call could be extended although the session has some: `edited_message`,
+    `new_conversation`, `changed_tools`, `retry`, `unclosed_turn`, `no_bridge`."""
+
+
+class IncrementalParser(Protocol):
+    """Turns sampled ids into deltas as they arrive, whatever the chunking."""
+
+    def feed(self, token_ids: Sequence[int]) -> list[Delta]:
+        """Take more sampled ids and return what is certain by now (never half a character)."""
+        ...
+
+    def finish(self) -> tuple[list[Delta], Message]:
+        """Return what was held back, and the whole message; the deltas add up to the message."""
+        ...
+
+
+class Renderer(Protocol):
+    """Rendering for one model family. Pure but for the tokenizer it holds."""
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """Ids that end an assistant turn."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of vocabulary and chat template, to compare with the engine's tokenizer."""
+        ...
+
+    def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int]:
+        """Render a whole conversation, ending in the generation prompt.
+
+        Raises:
+            BadRequest: The model's template cannot express the conversation.
+        """
+        ...
+
+    def bridge(
+        self,
+        previous_ids: Sequence[int],
+        new_messages: Sequence[Message],
+        tools: Sequence[ToolSpec],
+    ) -> list[int] | None:
+        """Tokens to append to `previous_ids` (prompt + sampled ids of a call) for the next turn.
+
+        Returns None where the template is not prefix-stable, so that the caller forks.
+        """
+        ...
+
+    def parser(
+        self, tools: Sequence[ToolSpec], *, new_tool_call_id: Callable[[], str]
+    ) -> IncrementalParser:
+        """Start parsing one reply."""
+        ...
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of the ids, special tokens included, for people to read."""
+        ...

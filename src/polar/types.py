@@ -1,0 +1,372 @@
+"""The words of the project as frozen values: tasks, chats, calls, traces, trajectories, outcomes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Literal, NewType
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = [
+    "BuildReport",
+    "Call",
+    "CallId",
+    "CallKind",
+    "Cancelled",
+    "Chat",
+    "Completed",
+    "Delta",
+    "EvaluatorSpec",
+    "Failed",
+    "FinishReason",
+    "FloatArray",
+    "Grade",
+    "Group",
+    "IntArray",
+    "Limits",
+    "MaskArray",
+    "Message",
+    "Outcome",
+    "ReasoningDelta",
+    "Reply",
+    "Role",
+    "Sampling",
+    "Session",
+    "SessionId",
+    "Stage",
+    "Task",
+    "TaskId",
+    "TextDelta",
+    "TimedOut",
+    "ToolArgumentsDelta",
+    "ToolCall",
+    "ToolCallStart",
+    "ToolSpec",
+    "Trace",
+    "Trajectory",
+    "Usage",
+]
+
+SessionId = NewType("SessionId", str)
+TaskId = NewType("TaskId", str)
+CallId = NewType("CallId", str)
+
+IntArray = NDArray[np.int32]
+FloatArray = NDArray[np.float32]
+MaskArray = NDArray[np.bool_]
+
+Role = Literal["system", "user", "assistant", "tool"]
+CallKind = Literal["main", "subagent", "auxiliary", "compaction", "foreign"]
+FinishReason = Literal["stop", "length", "tool_calls", "abandoned", "error"]
+Stage = Literal["preparing", "running", "grading"]
+
+
+def _empty() -> Mapping[str, Any]:
+    return MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSpec:
+    """A function that the harness offers to the model."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+    """JSON schema of the arguments."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a tool, as the model wrote it."""
+
+    id: str
+    name: str
+    arguments: str
+    """JSON text, byte for byte as sampled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of a conversation, independent of the wire format."""
+
+    role: Role
+    content: str
+    reasoning: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    """Which tool call this message answers (role `tool` only)."""
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Sampling parameters as they are applied by the engine."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int | None = None
+    max_tokens: int | None = None
+    """Most tokens to sample; absent means: what the context window leaves."""
+    stop: tuple[str, ...] = ()
+    """Stop strings; the gateway applies them, engines need not."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Token ids that end the reply; the ending token itself is sampled and recorded."""
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """One model request of a harness, independent of the wire format."""
+
+    model: str
+    messages: tuple[Message, ...]
+    tools: tuple[ToolSpec, ...] = ()
+    sampling: Sampling = field(default_factory=Sampling)
+    stream: bool = False
+    include_usage: bool = False
+    """Whether a stream ends with a usage chunk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """True token counts of one call."""
+
+    prompt_tokens: int
+    sampled_tokens: int
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What the model answered, parsed from the sampled tokens."""
+
+    message: Message
+    finish_reason: FinishReason
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """Some more text of the reply's content."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningDelta:
+    """Some more text of the reply's reasoning."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallStart:
+    """A tool call begins; its arguments follow."""
+
+    index: int
+    id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolArgumentsDelta:
+    """Some more JSON text of a tool call's arguments."""
+
+    index: int
+    text: str
+
+
+Delta = TextDelta | ReasoningDelta | ToolCallStart | ToolArgumentsDelta
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One model request with its reply, exactly as the engine saw and sampled it.
+
+    `prompt_ids + sampled_ids` is what the engine's context held when it stopped.
+    """
+
+    id: CallId
+    session_id: SessionId
+    attempt: int
+    index: int
+    """Order of arrival within the attempt, from 0."""
+    parent_id: CallId | None
+    """The call whose prompt and sampled tokens this prompt extends exactly, if any."""
+    prompt_ids: IntArray
+    """int32 [prompt]"""
+    sampled_ids: IntArray
+    """int32 [sampled]; includes the end-of-turn token when it was sampled."""
+    logprobs: FloatArray
+    """float32 [sampled]; of the distribution actually sampled from (temperature, top_p applied)."""
+    weight_versions: IntArray
+    """int32 [sampled]; which weights sampled each token."""
+    messages: tuple[Message, ...]
+    tools: tuple[ToolSpec, ...]
+    sampling: Sampling
+    reply: Message
+    finish_reason: FinishReason
+    kind: CallKind = "main"
+    fork_reason: str | None = None
+    """Why this call does not extend an earlier one of its conversation; absent for roots, chains."""
+    started_at: float = 0.0
+    """Unix seconds."""
+    ended_at: float = 0.0
+    """Unix seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluatorSpec:
+    """How a finished session becomes a reward."""
+
+    name: str
+    """A name of the evaluators family: `files`, `command`."""
+    config: Mapping[str, Any] = field(default_factory=_empty)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Budgets of one session, in seconds, and its resource limits."""
+
+    prepare_s: float = 60.0
+    run_s: float = 300.0
+    grade_s: float = 60.0
+    max_calls: int = 200
+    """Most model calls of a session; the next one is refused."""
+    cpu_s: int = 300
+    memory_mb: int = 4096
+    processes: int = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One problem: what to do, where, and how it is graded."""
+
+    id: TaskId
+    instruction: str
+    evaluator: EvaluatorSpec
+    files: Mapping[str, str] = field(default_factory=_empty)
+    """Path relative to the work folder -> text content, laid out before the harness starts."""
+    kind: str = "default"
+    """Family of tasks this one belongs to, for splits and per-kind figures."""
+    expert: tuple[str, ...] = ()
+    """Shell commands that solve the task, one a turn; for a supervised warm start only."""
+    limits: Limits = field(default_factory=Limits)
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """One attempt at a task by a harness."""
+
+    id: SessionId
+    task_id: TaskId
+    group_id: str
+    attempt: int
+    key: str
+    """Unguessable; the only way in at the gateway. Never logged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grade:
+    """What an evaluator found."""
+
+    reward: float
+    passed: bool
+    details: Mapping[str, Any] = field(default_factory=_empty)
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """The harness ended and its work was graded."""
+
+    grade: Grade
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The session broke: not the model's doing (sandbox, engine, grader)."""
+
+    stage: Stage
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class TimedOut:
+    """A stage used up its budget; the work is graded all the same when the harness was running."""
+
+    stage: Stage
+    grade: Grade | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """The session was stopped on request."""
+
+    reason: str
+
+
+Outcome = Completed | Failed | TimedOut | Cancelled
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """One root-to-leaf path of the token tree, flattened.
+
+    All arrays have one entry per token; `logprobs` is 0 and `weight_versions` -1 where
+    `loss_mask` is false.
+    """
+
+    token_ids: IntArray
+    """int32 [seq]"""
+    loss_mask: MaskArray
+    """bool [seq]; true for tokens that were sampled and are trained in this trace."""
+    logprobs: FloatArray
+    """float32 [seq]"""
+    weight_versions: IntArray
+    """int32 [seq]"""
+    call_ids: tuple[CallId, ...]
+    """The calls whose sampled tokens this trace trains, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class BuildReport:
+    """What became of every sampled token: `kept + sum(dropped.values()) == sampled`."""
+
+    sampled: int
+    kept: int
+    dropped: Mapping[str, int]
+    """Reason -> tokens."""
+    forks: Mapping[str, int]
+    """Reason -> forks."""
+    per_request_tokens: int
+    """Tokens that one training sequence a call would have cost."""
+    trace_tokens: int
+    """Tokens of all traces together."""
+    tree_tokens: int
+    """Unique tokens: nodes of the token tree."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """The traces of one session with its reward and provenance."""
+
+    session_id: SessionId
+    task_id: TaskId
+    group_id: str
+    traces: tuple[Trace, ...]
+    reward: float
+    outcome: Outcome
+    report: BuildReport
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The trajectories of one task's sessions, over which advantages are computed."""
+
+    id: str
+    task: Task
+    trajectories: tuple[Trajectory, ...]
