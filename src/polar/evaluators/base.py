@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, Self
 
 from polar.runtimes.base import Runtime
 from polar.types import Grade, Task
@@ -24,6 +25,15 @@ class Evaluation:
 
 class Evaluator(Protocol):
     """Grades finished sessions. Built from `EvaluatorSpec.config`, which it validates strictly."""
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """Make one from plain settings.
+
+        Raises:
+            ConfigError: Names each setting that is unknown, missing or wrong.
+        """
+        ...
 
     async def grade(self, evaluation: Evaluation) -> Grade:
         """Look at the outcome; raise `RuntimeFailed` only when the grader itself breaks."""

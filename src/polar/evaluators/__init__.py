@@ -1,0 +1,49 @@
+"""Evaluators: what turns the work of a finished session into a reward."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import entry_points
+
+from polar.errors import ConfigError
+from polar.evaluators.base import Evaluation, Evaluator
+from polar.tasks.problems import nearest
+from polar.types import EvaluatorSpec
+
+__all__ = ["Evaluation", "Evaluator", "from_spec", "load", "names"]
+
+_GROUP = "polar.evaluators"
+_BUILT_IN = {
+    "command": "polar.evaluators.command:CommandEvaluator",
+    "files": "polar.evaluators.files:FilesEvaluator",
+}
+
+
+def names() -> tuple[str, ...]:
+    """List the evaluators of Polar and of installed packages."""
+    return tuple(sorted({*_BUILT_IN, *(found.name for found in entry_points(group=_GROUP))}))
+
+
+def load(name: str) -> type[Evaluator]:
+    """Import the evaluator of that name.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    if name in _BUILT_IN:
+        module, _, attribute = _BUILT_IN[name].partition(":")
+        found: type[Evaluator] = getattr(import_module(module), attribute)
+        return found
+    for entry in entry_points(group=_GROUP, name=name):
+        found = entry.load()
+        return found
+    raise ConfigError(f"there is no evaluator `{name}`", fix=nearest(name, names()))
+
+
+def from_spec(spec: EvaluatorSpec) -> Evaluator:
+    """Make the evaluator that a task asks for.
+
+    Raises:
+        ConfigError: There is none of that name, or it refuses its settings.
+    """
+    return load(spec.name).from_config(spec.config)
