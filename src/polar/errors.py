@@ -11,8 +11,11 @@
     │   └── ContextOverflow   prompt and max_tokens do not fit the context window
     ├── RuntimeFailed         a sandbox could not be started or run                exit code 5
     ├── JournalError          the journal could not be written or read (full disk) exit code 6
+    │   └── StaleAttempt      a newer attempt of the session has begun
     ├── GatewayError          the gateway could not start (a port in use)          exit code 7
     ├── BadRequest            a harness sent what the dialect does not support (HTTP 400)
+    │   └── RequestTooLarge   a request is larger than the gateway takes           (HTTP 413)
+    ├── UnknownRoute          no dialect serves this method and path (HTTP 404)
     ├── Unauthorized          an unknown session key (HTTP 401)
     ├── FidelityError         a law of token fidelity does not hold                exit code 8
     └── TrainingError         training cannot go on (no trainable token, NaN)      exit code 9
@@ -32,11 +35,14 @@ __all__ = [
     "JournalError",
     "ModelMissing",
     "PolarError",
+    "RequestTooLarge",
     "RuntimeFailed",
     "SetupError",
+    "StaleAttempt",
     "TaskFileError",
     "TrainingError",
     "Unauthorized",
+    "UnknownRoute",
 ]
 
 
@@ -121,6 +127,10 @@ class JournalError(PolarError):
     exit_code = 6
 
 
+class StaleAttempt(JournalError):
+    """A newer attempt of the session has begun, so what this one reports no longer counts."""
+
+
 class GatewayError(PolarError):
     """The gateway could not start or serve."""
 
@@ -129,6 +139,14 @@ class GatewayError(PolarError):
 
 class BadRequest(PolarError):
     """A harness sent something that the dialect does not support."""
+
+
+class RequestTooLarge(BadRequest):
+    """A request body is larger than the gateway takes."""
+
+
+class UnknownRoute(PolarError):
+    """No dialect serves this method and path."""
 
 
 class Unauthorized(PolarError):

@@ -1,0 +1,15 @@
+"""The journal: what was sampled and what became of it, durable before anyone is told."""
+
+from polar.store.base import Journal, SessionRecord
+from polar.store.reader import JournalReader, read_journal
+from polar.store.settings import JournalSettings
+from polar.store.sqlite import SqliteJournal
+
+__all__ = [
+    "Journal",
+    "JournalReader",
+    "JournalSettings",
+    "SessionRecord",
+    "SqliteJournal",
+    "read_journal",
+]

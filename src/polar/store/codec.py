@@ -1,0 +1,195 @@
+"""Calls as rows: each one a delta on an earlier call of the same attempt, without loss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from polar.types import (
+    Call,
+    CallId,
+    FloatArray,
+    IntArray,
+    Message,
+    Sampling,
+    SessionId,
+    ToolCall,
+    ToolSpec,
+)
+
+__all__ = ["CALL_COLUMNS", "CallRow", "Context", "decode_calls", "encode_call"]
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a stored call leaves for a later one to be a delta on."""
+
+    call_id: CallId
+    token_ids: IntArray
+    """int32 [prompt + sampled]"""
+    messages: tuple[Message, ...]
+    """The call's messages and its reply."""
+    tools: tuple[ToolSpec, ...]
+
+    @classmethod
+    def after(cls, call: Call) -> Context:
+        """Take the context that a call ends with."""
+        token_ids = np.concatenate([call.prompt_ids, call.sampled_ids]).astype(np.int32)
+        return cls(call.id, token_ids, (*call.messages, call.reply), call.tools)
+
+    @property
+    def size_bytes(self) -> int:
+        """Roughly the memory it takes."""
+        return self.token_ids.nbytes + sum(200 + len(m.content) for m in self.messages)
+
+
+class CallRow(NamedTuple):
+    """One row of the table `calls`, without its ordinal."""
+
+    session_id: str
+    attempt: int
+    id: str
+    call_index: int
+    parent_id: str | None
+    base_id: str | None
+    shared_tokens: int
+    prompt_tail: bytes
+    sampled: bytes
+    logprobs: bytes
+    versions: bytes
+    shared_messages: int
+    messages_tail: str
+    tools: str | None
+    sampling: str
+    reply: str
+    finish_reason: str
+    kind: str
+    fork_reason: str | None
+    started_at: float
+    ended_at: float
+
+
+CALL_COLUMNS = ", ".join(CallRow._fields)
+
+
+def encode_call(call: Call, base: Context | None) -> CallRow:
+    """Write a call as a row, leaving out what it shares with the base.
+
+    Args:
+        call: The call to store.
+        base: An earlier call of the same attempt; any will do, the closer the smaller the row.
+    """
+    shared_tokens = _common_tokens(base.token_ids, call.prompt_ids) if base else 0
+    shared_messages = _common_messages(base.messages, call.messages) if base else 0
+    same_tools = base is not None and base.tools == call.tools
+    return CallRow(
+        session_id=call.session_id,
+        attempt=call.attempt,
+        id=call.id,
+        call_index=call.index,
+        parent_id=call.parent_id,
+        base_id=base.call_id if base else None,
+        shared_tokens=shared_tokens,
+        prompt_tail=_int_bytes(call.prompt_ids[shared_tokens:]),
+        sampled=_int_bytes(call.sampled_ids),
+        logprobs=np.asarray(call.logprobs, dtype="<f4").tobytes(),
+        versions=_int_bytes(call.weight_versions),
+        shared_messages=shared_messages,
+        messages_tail=_json(call.messages[shared_messages:]),
+        tools=None if same_tools else _json(call.tools),
+        sampling=_json(call.sampling),
+        reply=_json(call.reply),
+        finish_reason=call.finish_reason,
+        kind=call.kind,
+        fork_reason=call.fork_reason,
+        started_at=call.started_at,
+        ended_at=call.ended_at,
+    )
+
+
+def decode_calls(rows: Iterable[CallRow]) -> list[Call]:
+    """Read the rows of one attempt, in the order they were stored: a base before its deltas."""
+    contexts: dict[str, Context] = {}
+    calls = []
+    for row in rows:
+        call = _decode_call(row, None if row.base_id is None else contexts[row.base_id])
+        contexts[row.id] = Context.after(call)
+        calls.append(call)
+    return calls
+
+
+def _decode_call(row: CallRow, base: Context | None) -> Call:
+    tail = _int_array(row.prompt_tail)
+    shared = base.token_ids[: row.shared_tokens] if base else tail[:0]
+    leading = base.messages[: row.shared_messages] if base else ()
+    inherited = base.tools if base else ()
+    return Call(
+        id=CallId(row.id),
+        session_id=SessionId(row.session_id),
+        attempt=row.attempt,
+        index=row.call_index,
+        parent_id=None if row.parent_id is None else CallId(row.parent_id),
+        prompt_ids=np.concatenate([shared, tail]),
+        sampled_ids=_int_array(row.sampled),
+        logprobs=_float_array(row.logprobs),
+        weight_versions=_int_array(row.versions),
+        messages=(*leading, *map(_message, orjson.loads(row.messages_tail))),
+        tools=inherited if row.tools is None else tuple(map(_tool, orjson.loads(row.tools))),
+        sampling=_sampling(orjson.loads(row.sampling)),
+        reply=_message(orjson.loads(row.reply)),
+        finish_reason=row.finish_reason,  # type: ignore[arg-type]
+        kind=row.kind,  # type: ignore[arg-type]
+        fork_reason=row.fork_reason,
+        started_at=row.started_at,
+        ended_at=row.ended_at,
+    )
+
+
+def _common_tokens(base: IntArray, prompt: IntArray) -> int:
+    length = min(len(base), len(prompt))
+    differing: NDArray[np.intp] = np.flatnonzero(base[:length] != prompt[:length])
+    return int(differing[0]) if differing.size else length
+
+
+def _common_messages(base: Sequence[Message], messages: Sequence[Message]) -> int:
+    count = 0
+    for ours, theirs in zip(base, messages, strict=False):
+        if ours != theirs:
+            break
+        count += 1
+    return count
+
+
+def _int_bytes(values: IntArray) -> bytes:
+    return np.asarray(values, dtype="<i4").tobytes()
+
+
+def _int_array(blob: bytes) -> IntArray:
+    return np.frombuffer(blob, dtype="<i4").astype(np.int32)
+
+
+def _float_array(blob: bytes) -> FloatArray:
+    return np.frombuffer(blob, dtype="<f4").astype(np.float32)
+
+
+def _json(value: object) -> str:
+    return orjson.dumps(value, default=dict).decode()
+
+
+def _message(fields: dict[str, Any]) -> Message:
+    tool_calls = tuple(ToolCall(**call) for call in fields.pop("tool_calls"))
+    return Message(**fields, tool_calls=tool_calls)
+
+
+def _tool(fields: dict[str, Any]) -> ToolSpec:
+    return ToolSpec(**fields)
+
+
+def _sampling(fields: dict[str, Any]) -> Sampling:
+    stop, stop_token_ids = tuple(fields.pop("stop")), tuple(fields.pop("stop_token_ids"))
+    return Sampling(**fields, stop=stop, stop_token_ids=stop_token_ids)
