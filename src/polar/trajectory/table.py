@@ -1,0 +1,232 @@
+"""Trajectories as an Arrow table of a documented, versioned schema, and back.
+
+One row a trace, in order; a trajectory without traces is one row whose trace columns are null.
+
+    session_id, task_id, group_id   string
+    reward                          float64
+    outcome                         string: completed, failed, timed_out, cancelled
+    outcome_json                    string: the outcome's fields
+    phase                           string: what the session was for, given by the caller
+    step                            int32, null outside training
+    trace_index                     int32, from 0 within the session
+    token_ids                       list<int32>
+    loss_mask                       list<bool>, true where the token was sampled and trains
+    logprobs                        list<float32>, 0 where loss_mask is false
+    weight_versions                 list<int32>, -1 where loss_mask is false
+    call_ids                        list<string>, the calls whose tokens this trace trains
+    report_json                     string: the session's account of sampled tokens
+
+The schema's metadata holds `polar.trajectories` -> version.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from collections.abc import Iterable
+from types import MappingProxyType
+from typing import Any, assert_never
+
+import numpy as np
+import pyarrow as pa
+
+from polar.errors import FidelityError
+from polar.types import (
+    BuildReport,
+    CallId,
+    Cancelled,
+    Completed,
+    Failed,
+    Grade,
+    Outcome,
+    SessionId,
+    TaskId,
+    TimedOut,
+    Trace,
+    Trajectory,
+)
+
+__all__ = ["SCHEMA", "SCHEMA_VERSION", "from_table", "to_table"]
+
+SCHEMA_VERSION = 1
+
+_VERSION_KEY = b"polar.trajectories"
+
+SCHEMA = pa.schema(
+    [
+        ("session_id", pa.string()),
+        ("task_id", pa.string()),
+        ("group_id", pa.string()),
+        ("reward", pa.float64()),
+        ("outcome", pa.string()),
+        ("outcome_json", pa.string()),
+        ("phase", pa.string()),
+        ("step", pa.int32()),
+        ("trace_index", pa.int32()),
+        ("token_ids", pa.list_(pa.int32())),
+        ("loss_mask", pa.list_(pa.bool_())),
+        ("logprobs", pa.list_(pa.float32())),
+        ("weight_versions", pa.list_(pa.int32())),
+        ("call_ids", pa.list_(pa.string())),
+        ("report_json", pa.string()),
+    ],
+    metadata={_VERSION_KEY: str(SCHEMA_VERSION).encode()},
+)
+
+
+def to_table(
+    trajectories: Iterable[Trajectory], *, phase: str, step: int | None = None
+) -> pa.Table:
+    """Lay out trajectories as rows.
+
+    Args:
+        trajectories: One for each session.
+        phase: What the sessions were for: `train`, `heldout_before`, `rollout`, ...
+        step: The training step they were collected for.
+    """
+    rows = [row for trajectory in trajectories for row in _rows(trajectory, phase=phase, step=step)]
+    return pa.Table.from_pylist(rows, schema=SCHEMA)
+
+
+def from_table(table: pa.Table) -> tuple[Trajectory, ...]:
+    """Read trajectories back, exactly; `phase` and `step` stay columns of the table.
+
+    Raises:
+        FidelityError: The table is of another kind or schema version.
+    """
+    version = (table.schema.metadata or {}).get(_VERSION_KEY)
+    if version != str(SCHEMA_VERSION).encode():
+        raise FidelityError(
+            f"the table has trajectory schema version {version!r}, this release reads"
+            f" {SCHEMA_VERSION}",
+            fix="Read it with the release that wrote it.",
+        )
+    rows = zip(*(table.column(name) for name in _SESSION_COLUMNS), _traces(table), strict=True)
+    sessions = itertools.groupby(rows, key=lambda row: row[0].as_py())
+    return tuple(_trajectory(list(group)) for _, group in sessions)
+
+
+_SESSION_COLUMNS = (
+    "session_id",
+    "task_id",
+    "group_id",
+    "reward",
+    "outcome",
+    "outcome_json",
+    "report_json",
+)
+
+
+def _rows(trajectory: Trajectory, *, phase: str, step: int | None) -> Iterable[dict[str, Any]]:
+    session = {
+        "session_id": trajectory.session_id,
+        "task_id": trajectory.task_id,
+        "group_id": trajectory.group_id,
+        "reward": trajectory.reward,
+        "outcome": _outcome_tag(trajectory.outcome),
+        "outcome_json": _to_json(dataclasses.asdict(_plain(trajectory.outcome))),
+        "phase": phase,
+        "step": step,
+        "report_json": _to_json(_report_fields(trajectory.report)),
+    }
+    if not trajectory.traces:
+        yield session
+    for index, trace in enumerate(trajectory.traces):
+        yield session | {
+            "trace_index": index,
+            "token_ids": trace.token_ids,
+            "loss_mask": trace.loss_mask,
+            "logprobs": trace.logprobs,
+            "weight_versions": trace.weight_versions,
+            "call_ids": list(trace.call_ids),
+        }
+
+
+def _traces(table: pa.Table) -> Iterable[Trace | None]:
+    def array(name: str, row: int, dtype: type[np.generic]) -> Any:
+        values = table.column(name)[row].values
+        return values.to_numpy(zero_copy_only=False).astype(dtype)
+
+    for row in range(table.num_rows):
+        if not table.column("token_ids")[row].is_valid:
+            yield None
+            continue
+        yield Trace(
+            token_ids=array("token_ids", row, np.int32),
+            loss_mask=array("loss_mask", row, np.bool_),
+            logprobs=array("logprobs", row, np.float32),
+            weight_versions=array("weight_versions", row, np.int32),
+            call_ids=tuple(CallId(item) for item in table.column("call_ids")[row].as_py()),
+        )
+
+
+def _trajectory(rows: list[tuple[Any, ...]]) -> Trajectory:
+    session_id, task_id, group_id, reward, tag, outcome, report = (
+        scalar.as_py() for scalar in rows[0][:-1]
+    )
+    return Trajectory(
+        session_id=SessionId(session_id),
+        task_id=TaskId(task_id),
+        group_id=group_id,
+        traces=tuple(row[-1] for row in rows if row[-1] is not None),
+        reward=reward,
+        outcome=_outcome(tag, json.loads(outcome)),
+        report=_report(json.loads(report)),
+    )
+
+
+def _outcome_tag(outcome: Outcome) -> str:
+    match outcome:
+        case Completed():
+            return "completed"
+        case Failed():
+            return "failed"
+        case TimedOut():
+            return "timed_out"
+        case Cancelled():
+            return "cancelled"
+        case _:
+            assert_never(outcome)
+
+
+def _outcome(tag: str, fields: dict[str, Any]) -> Outcome:
+    grade = fields.pop("grade", None)
+    if grade is not None:
+        grade = Grade(**grade)
+    match tag:
+        case "completed":
+            return Completed(grade=grade, **fields)
+        case "failed":
+            return Failed(**fields)
+        case "timed_out":
+            return TimedOut(grade=grade, **fields)
+        case "cancelled":
+            return Cancelled(**fields)
+        case _:
+            raise FidelityError(f"the table has an unknown outcome {tag!r}")
+
+
+def _plain(outcome: Outcome) -> Outcome:
+    """Make the grade's details a plain dict, which `dataclasses.asdict` can copy."""
+    match outcome:
+        case Completed(grade=Grade() as grade) | TimedOut(grade=Grade() as grade):
+            plain = dataclasses.replace(grade, details=dict(grade.details))
+            return dataclasses.replace(outcome, grade=plain)
+        case _:
+            return outcome
+
+
+def _report_fields(report: BuildReport) -> dict[str, Any]:
+    plain = dataclasses.replace(report, dropped=dict(report.dropped), forks=dict(report.forks))
+    return dataclasses.asdict(plain)
+
+
+def _report(fields: dict[str, Any]) -> BuildReport:
+    dropped = MappingProxyType(fields.pop("dropped"))
+    forks = MappingProxyType(fields.pop("forks"))
+    return BuildReport(dropped=dropped, forks=forks, **fields)
+
+
+def _to_json(fields: dict[str, Any]) -> str:
+    return json.dumps(fields, sort_keys=True, ensure_ascii=False, default=str)
