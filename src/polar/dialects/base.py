@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal, Protocol
 
 from polar.errors import PolarError
 from polar.types import Chat, Delta, Reply
 
-__all__ = ["Dialect", "StreamEncoder"]
+__all__ = ["NO_PARAMS", "Dialect", "Route", "StreamEncoder"]
+
+NO_PARAMS: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One method and path that a dialect answers, seen from the session's base URL."""
+
+    method: Literal["GET", "POST"]
+    pattern: str
+    """Regular expression that the whole path matches; its named groups go to `parse`."""
+    serves: Literal["chat", "models"]
 
 
 class StreamEncoder(Protocol):
@@ -38,9 +53,14 @@ class Dialect(Protocol):
     """A wire format: request bytes -> Chat, Reply -> response bytes."""
 
     name: str
+    routes: tuple[Route, ...]
 
-    def parse(self, body: bytes) -> Chat:
+    def parse(self, body: bytes, params: Mapping[str, str] = NO_PARAMS) -> Chat:
         """Read a request.
+
+        Args:
+            body: The request's body.
+            params: What the named groups of the route's pattern matched.
 
         Raises:
             BadRequest: Not valid, or asks for something unsupported; names the field.
@@ -49,6 +69,10 @@ class Dialect(Protocol):
 
     def response(self, chat: Chat, reply: Reply, *, response_id: str, created: int) -> bytes:
         """Write a whole response."""
+        ...
+
+    def models(self, model: str, *, created: int) -> bytes:
+        """Write the answer to a question for the models there are: one."""
         ...
 
     def encoder(self, chat: Chat, *, response_id: str, created: int) -> StreamEncoder:

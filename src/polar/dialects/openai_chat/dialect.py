@@ -1,0 +1,55 @@
+"""The Chat Completions dialect as the gateway uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from polar.dialects.base import NO_PARAMS, Route, StreamEncoder
+from polar.dialects.openai_chat.reply import (
+    ChunkEncoder,
+    write_error,
+    write_models,
+    write_response,
+)
+from polar.dialects.openai_chat.request import parse_chat
+from polar.errors import PolarError
+from polar.types import Chat, Reply
+
+__all__ = ["OpenAIChat"]
+
+
+class OpenAIChat:
+    """OpenAI Chat Completions.
+
+    Source: https://platform.openai.com/docs/api-reference/chat
+    """
+
+    name = "openai_chat"
+    routes = (
+        Route("POST", r"/v1/chat/completions", "chat"),
+        Route("GET", r"/v1/models", "models"),
+    )
+
+    def parse(self, body: bytes, params: Mapping[str, str] = NO_PARAMS) -> Chat:
+        """Read a request.
+
+        Raises:
+            BadRequest: Not valid, or asks for something unsupported; names the field.
+        """
+        return parse_chat(body)
+
+    def response(self, chat: Chat, reply: Reply, *, response_id: str, created: int) -> bytes:
+        """Write a whole response."""
+        return write_response(chat, reply, response_id=response_id, created=created)
+
+    def models(self, model: str, *, created: int) -> bytes:
+        """Write the list of models."""
+        return write_models(model, created=created)
+
+    def encoder(self, chat: Chat, *, response_id: str, created: int) -> StreamEncoder:
+        """Start encoding a streamed response."""
+        return ChunkEncoder(chat, response_id=response_id, created=created)
+
+    def error(self, error: PolarError) -> tuple[int, bytes]:
+        """Write an error in OpenAI's form: HTTP status and body."""
+        return write_error(error)

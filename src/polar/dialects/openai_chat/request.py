@@ -1,0 +1,204 @@
+"""Reads Chat Completions requests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from polar.dialects.fields import Fields, parse_object, refuse
+from polar.types import Chat, Message, Role, Sampling, ToolCall, ToolSpec
+
+__all__ = ["parse_chat"]
+
+_READ = frozenset(
+    {
+        "max_completion_tokens",
+        "max_tokens",
+        "messages",
+        "model",
+        "seed",
+        "stop",
+        "stream",
+        "stream_options",
+        "temperature",
+        "tool_choice",
+        "tools",
+        "top_k",
+        "top_p",
+    }
+)
+_WITHOUT_EFFECT = frozenset(
+    {
+        "metadata",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "reasoning_effort",
+        "safety_identifier",
+        "service_tier",
+        "store",
+        "user",
+        "verbosity",
+    }
+)
+"""Accounting, caching and hints: they ask for nothing that would change what is sampled."""
+
+_ONLY: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "parallel_tool_calls": (True,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "logit_bias": ({},),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+}
+"""Fields that are taken only with a value that changes nothing."""
+
+_ROLES: dict[str, Role] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
+
+
+def parse_chat(body: bytes) -> Chat:
+    """Read a request.
+
+    Raises:
+        BadRequest: Not valid, or asks for something unsupported; names the field.
+    """
+    fields = parse_object(body)
+    _refuse_unsupported(fields)
+    messages = tuple(map(_message, fields.objects("messages")))
+    if not messages:
+        raise refuse("at least one message is required", where="messages")
+    options = fields.object("stream_options")
+    return Chat(
+        model=fields.required_text("model"),
+        messages=messages,
+        tools=_offered_tools(fields),
+        sampling=_sampling(fields),
+        stream=fields.flag("stream"),
+        include_usage=options is not None and options.flag("include_usage"),
+    )
+
+
+def _refuse_unsupported(fields: Fields) -> None:
+    for name in fields:
+        if name in _READ or name in _WITHOUT_EFFECT:
+            continue
+        if name not in _ONLY:
+            raise refuse(f"'{name}' is not supported", where=name, fix="Leave it out.")
+        if fields.raw(name) not in _ONLY[name]:
+            allowed = " or ".join(repr(value) for value in _ONLY[name])
+            raise refuse(
+                f"'{name}' is supported only as {allowed}", where=name, fix="Leave it out."
+            )
+
+
+def _offered_tools(fields: Fields) -> tuple[ToolSpec, ...]:
+    choice = fields.raw("tool_choice")
+    if choice not in (None, "auto", "none"):
+        raise refuse("'tool_choice' is supported only as 'auto' or 'none'", where="tool_choice")
+    tools = tuple(map(_tool, fields.objects("tools")))
+    return () if choice == "none" else tools
+
+
+def _tool(fields: Fields) -> ToolSpec:
+    if fields.raw("type") != "function":
+        raise refuse("only tools of type 'function' are supported", where=fields.path("type"))
+    function = fields.object("function")
+    if function is None:
+        raise refuse("a required object is missing", where=fields.path("function"))
+    parameters = function.raw("parameters")
+    return ToolSpec(
+        name=function.required_text("name"),
+        description=function.text("description") or "",
+        parameters={} if parameters is None else _plain(function, "parameters", parameters),
+    )
+
+
+def _plain(fields: Fields, name: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise refuse("expected an object", where=fields.path(name))
+    return value
+
+
+def _sampling(fields: Fields) -> Sampling:
+    temperature = fields.number("temperature", least=0, most=2)
+    top_p = fields.number("top_p", least=0, most=1)
+    limit = fields.integer("max_completion_tokens", least=1)
+    return Sampling(
+        temperature=1.0 if temperature is None else temperature,
+        top_p=1.0 if top_p is None else top_p,
+        top_k=fields.integer("top_k", least=1),
+        max_tokens=fields.integer("max_tokens", least=1) if limit is None else limit,
+        stop=_stop(fields),
+        seed=fields.integer("seed"),
+    )
+
+
+def _stop(fields: Fields) -> tuple[str, ...]:
+    value = fields.raw("stop")
+    strings = [value] if isinstance(value, str) else fields.items("stop")
+    for string in strings:
+        if not isinstance(string, str) or not string:
+            raise refuse("expected strings that are not empty", where="stop")
+    return tuple(strings)
+
+
+def _message(fields: Fields) -> Message:
+    name = fields.required_text("role")
+    role = _ROLES.get(name)
+    if role is None:
+        raise refuse(f"the role '{name}' is not supported", where=fields.path("role"))
+    if role != "assistant":
+        answers = fields.required_text("tool_call_id") if role == "tool" else None
+        content = _content(fields)
+        return Message(role, content, tool_call_id=answers, name=fields.text("name"))
+    for unsupported in ("function_call", "audio"):
+        if fields.raw(unsupported) is not None:
+            raise refuse(f"'{unsupported}' is not supported", where=fields.path(unsupported))
+    return Message(
+        role,
+        _content(fields),
+        reasoning=fields.text("reasoning_content") or fields.text("reasoning") or None,
+        tool_calls=tuple(map(_tool_call, fields.objects("tool_calls"))),
+        name=fields.text("name"),
+    )
+
+
+def _content(fields: Fields) -> str:
+    """Read text or an array of text parts, joined without anything between."""
+    content = fields.raw("content")
+    if content is None:
+        return fields.text("refusal") or ""
+    if isinstance(content, str):
+        return content
+    return "".join(map(_part, fields.objects("content")))
+
+
+def _part(fields: Fields) -> str:
+    kind = fields.required_text("type")
+    if kind not in ("text", "refusal"):
+        raise refuse(
+            f"content of type '{kind}' is not supported: only text", where=fields.path("type")
+        )
+    return fields.required_text(kind)
+
+
+def _tool_call(fields: Fields) -> ToolCall:
+    if fields.raw("type") not in ("function", None):
+        raise refuse("only tool calls of type 'function' exist", where=fields.path("type"))
+    function = fields.object("function")
+    if function is None:
+        raise refuse("a required object is missing", where=fields.path("function"))
+    return ToolCall(
+        id=fields.required_text("id"),
+        name=function.required_text("name"),
+        arguments=function.text("arguments") or "",
+    )
