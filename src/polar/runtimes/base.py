@@ -10,7 +10,15 @@ from typing import Protocol
 
 from polar.types import Limits
 
-__all__ = ["ExecResult", "Place", "Preload", "ProcessSpec", "Runtime", "SandboxSpec"]
+__all__ = [
+    "ExecResult",
+    "Place",
+    "Preload",
+    "ProcessSpec",
+    "Runtime",
+    "Sandbox",
+    "SandboxSpec",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +35,8 @@ class Preload:
     """Modules to import once, in the parent."""
     entry: str
     """`module:callable`, called without arguments in the child, with `sys.argv` set."""
+    env: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """What the modules must find in the environment while they are imported, in the parent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +95,10 @@ class Sandbox(Protocol):
     @property
     def place(self) -> Place:
         """Where things are, seen from inside."""
+        ...
+
+    async def put_files(self, files: Mapping[str, str]) -> None:
+        """Write config files (path relative to the sandbox's home -> text) before a process starts."""
         ...
 
     async def run(self, spec: ProcessSpec, *, timeout_s: float) -> ExecResult:
