@@ -1,4 +1,4 @@
-"""What a renderer is: messages to token ids, sampled ids to messages, and the bridge between turns."""
+"""What a renderer is: messages to token ids, ids to messages, and the bridge between turns."""
 
 from __future__ import annotations
 
@@ -61,10 +61,20 @@ class Renderer(Protocol):
         previous_ids: Sequence[int],
         new_messages: Sequence[Message],
         tools: Sequence[ToolSpec],
+        *,
+        prompt_tokens: int = 0,
     ) -> list[int] | None:
         """Tokens to append to `previous_ids` (prompt + sampled ids of a call) for the next turn.
 
-        Returns None where the template is not prefix-stable, so that the caller forks.
+        Args:
+            previous_ids: What the engine's context held when the turn before ended.
+            new_messages: What the harness appended after that turn.
+            tools: The tools of the conversation.
+            prompt_tokens: How many of `previous_ids` were the prompt; the rest was sampled.
+
+        Returns:
+            The delta, which starts with the end-of-turn token where the turn was cut before it;
+            None where the template is not prefix-stable, so that the caller forks.
         """
         ...
 

@@ -1,0 +1,199 @@
+"""Model families that the `renderers` package knows token by token."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from polar.errors import BadRequest
+from polar.rendering.base import IncrementalParser
+from polar.rendering.function_form import call_fields, tool_fields
+from polar.rendering.hermes import parse_call
+from polar.rendering.parsing import HermesParser
+from polar.rendering.tokenizer import Tokenizer, decode, fingerprint
+from polar.types import (
+    Delta,
+    Message,
+    ReasoningDelta,
+    TextDelta,
+    ToolArgumentsDelta,
+    ToolCall,
+    ToolCallStart,
+    ToolSpec,
+)
+
+__all__ = ["FamilyRenderer", "WholeReplyParser"]
+
+_HERMES_FAMILIES = frozenset({"qwen3"})
+"""Families whose replies are of the Hermes form, so that they can be parsed as they stream."""
+
+
+class FamilyRenderer:
+    """Wraps a renderer of the `renderers` package."""
+
+    def __init__(self, tokenizer: Tokenizer, family: str) -> None:
+        """Make the family's renderer.
+
+        Raises:
+            ValueError: The package has no such family, or the tokenizer lacks its tokens.
+        """
+        from renderers import config_from_name, create_renderer
+
+        self._tokenizer = tokenizer
+        self._family = family
+        self._renderer: Any = create_renderer(tokenizer, config_from_name(family))
+        self._stops = tuple(self._renderer.get_stop_token_ids())
+        self._fingerprint = fingerprint(tokenizer)
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """Ids that end an assistant turn."""
+        return self._stops
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of vocabulary and chat template."""
+        return self._fingerprint
+
+    def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int]:
+        """Render a whole conversation, ending in the generation prompt.
+
+        Raises:
+            BadRequest: The family cannot express the conversation.
+        """
+        try:
+            ids = self._renderer.render_ids(
+                [_message(message) for message in messages],
+                tools=[tool_fields(tool) for tool in tools] or None,
+                add_generation_prompt=True,
+            )
+        except (ValueError, TypeError, KeyError) as error:
+            raise BadRequest(
+                f"the model family {self._family} cannot render this conversation: {error}",
+                where="messages",
+            ) from error
+        return list(ids)
+
+    def bridge(
+        self,
+        previous_ids: Sequence[int],
+        new_messages: Sequence[Message],
+        tools: Sequence[ToolSpec],
+        *,
+        prompt_tokens: int = 0,
+    ) -> list[int] | None:
+        """Tokens for the next turn, by the family's own bridge; see `Renderer.bridge`."""
+        previous = list(previous_ids)
+        bridged = self._renderer.bridge_to_next_turn(
+            previous[:prompt_tokens],
+            previous[prompt_tokens:],
+            [_message(message) for message in new_messages],
+            tools=[tool_fields(tool) for tool in tools] or None,
+        )
+        if bridged is None or list(bridged.token_ids[: len(previous)]) != previous:
+            return None
+        return list(bridged.token_ids[len(previous) :])
+
+    def parser(
+        self, tools: Sequence[ToolSpec], *, new_tool_call_id: Callable[[], str]
+    ) -> IncrementalParser:
+        """Start parsing one reply."""
+        if self._family in _HERMES_FAMILIES:
+            return HermesParser(
+                decode=self.decode,
+                stop_token_ids=self._stops,
+                new_tool_call_id=new_tool_call_id,
+                thinks=True,
+            )
+        native = [tool_fields(tool) for tool in tools] or None
+        return WholeReplyParser(
+            lambda ids: self._renderer.parse_response(ids, tools=native),
+            self.decode,
+            new_tool_call_id,
+        )
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of the ids, special tokens included."""
+        return decode(self._tokenizer, token_ids)
+
+
+class WholeReplyParser:
+    """Parses a reply when it is whole: the package's parsers do not work on parts."""
+
+    def __init__(
+        self,
+        parse: Callable[[list[int]], Any],
+        decode: Callable[[Sequence[int]], str],
+        new_tool_call_id: Callable[[], str],
+    ) -> None:
+        self._parse = parse
+        self._decode = decode
+        self._new_tool_call_id = new_tool_call_id
+        self._ids: list[int] = []
+
+    def feed(self, token_ids: Sequence[int]) -> list[Delta]:
+        """Take more sampled ids; nothing is certain before the end."""
+        self._ids.extend(token_ids)
+        return []
+
+    def finish(self) -> tuple[list[Delta], Message]:
+        """Return the whole reply, as deltas and as a message."""
+        from renderers import ToolCallParseStatus
+
+        parsed = self._parse(self._ids)
+        calls, broken = [], []
+        for attempt in parsed.tool_calls:
+            if attempt.status == ToolCallParseStatus.OK:
+                call_id = self._new_tool_call_id()
+                calls.append(ToolCall(call_id, attempt.name, _arguments(attempt)))
+            else:
+                broken.append(self._as_sampled(attempt))
+        message = Message(
+            role="assistant",
+            content="\n".join(part for part in [parsed.content, *broken] if part),
+            reasoning=parsed.reasoning_content or None,
+            tool_calls=tuple(calls),
+        )
+        return _deltas(message), message
+
+    def _as_sampled(self, attempt: Any) -> str:
+        if attempt.token_span is None:
+            return str(attempt.raw)
+        start, end = attempt.token_span
+        return self._decode(self._ids[start:end])
+
+
+def _arguments(attempt: Any) -> str:
+    """JSON text of a call's arguments: as sampled where the form is JSON, else written anew."""
+    as_sampled = parse_call(attempt.raw)
+    if as_sampled is not None:
+        return as_sampled[1]
+    if isinstance(attempt.arguments, str):
+        return attempt.arguments
+    return json.dumps(attempt.arguments, ensure_ascii=False)
+
+
+def _deltas(message: Message) -> list[Delta]:
+    deltas: list[Delta] = []
+    if message.reasoning:
+        deltas.append(ReasoningDelta(message.reasoning))
+    if message.content:
+        deltas.append(TextDelta(message.content))
+    for index, call in enumerate(message.tool_calls):
+        deltas.append(ToolCallStart(index, call.id, call.name))
+        deltas.append(ToolArgumentsDelta(index, call.arguments))
+    return deltas
+
+
+def _message(message: Message) -> dict[str, Any]:
+    fields: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.reasoning is not None:
+        fields["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        fields["tool_calls"] = [call_fields(call) for call in message.tool_calls]
+    if message.tool_call_id is not None:
+        fields["tool_call_id"] = message.tool_call_id
+    if message.name is not None:
+        fields["name"] = message.name
+    return fields

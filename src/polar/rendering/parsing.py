@@ -1,0 +1,239 @@
+"""Incremental parsing of a reply: sampled ids to reasoning, text and tool calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import Enum, auto
+
+from polar.rendering.hermes import CALL_CLOSE, CALL_OPEN, parse_call
+from polar.types import (
+    Delta,
+    Message,
+    ReasoningDelta,
+    TextDelta,
+    ToolArgumentsDelta,
+    ToolCall,
+    ToolCallStart,
+)
+
+__all__ = ["Detokenizer", "HermesParser"]
+
+Decode = Callable[[Sequence[int]], str]
+
+_THINK_OPEN = "<think>"
+_THINK_CLOSE = "</think>"
+_REPLACEMENT = "\ufffd"
+
+
+class Detokenizer:
+    """Token ids to text, piece by piece, never half a character."""
+
+    def __init__(self, decode: Decode) -> None:
+        self._decode = decode
+        self._told: list[int] = []
+        """The last ids whose text is out; decoded again with new ones, for spaces between them."""
+        self._held: list[int] = []
+
+    def push(self, token_id: int) -> str:
+        """Take one id and return the text that is certain by now."""
+        self._held.append(token_id)
+        before = self._decode(self._told)
+        text = self._decode(self._told + self._held)
+        if text.endswith(_REPLACEMENT) or len(text) <= len(before):
+            return ""
+        self._told, self._held = self._held, []
+        return text[len(before) :]
+
+    def flush(self) -> str:
+        """Return the text of what was held back, with U+FFFD for broken bytes."""
+        text = self._decode(self._told + self._held)[len(self._decode(self._told)) :]
+        self._told, self._held = self._told + self._held, []
+        return text
+
+
+class _Where(Enum):
+    START = auto()
+    REASONING = auto()
+    CONTENT = auto()
+    CALL = auto()
+
+
+class HermesParser:
+    """Parses replies of the form `<think>…</think> text <tool_call>{json}</tool_call>…`.
+
+    The result does not depend on how the ids were cut into chunks. White space around
+    reasoning and next to tool calls is form, not content. A block that is not a valid call
+    stays in the content as it was sampled.
+    """
+
+    def __init__(
+        self,
+        *,
+        decode: Decode,
+        stop_token_ids: Sequence[int],
+        new_tool_call_id: Callable[[], str],
+        thinks: bool = False,
+        starts_thinking: bool = False,
+    ) -> None:
+        """Start one reply.
+
+        Args:
+            decode: Ids to text, special tokens included.
+            stop_token_ids: Ids that end a turn; they have no text.
+            new_tool_call_id: Makes the id of each tool call.
+            thinks: Whether the model knows `<think>`; otherwise it is plain text.
+            starts_thinking: Whether the prompt ended in an open `<think>`.
+        """
+        self._detokenizer = Detokenizer(decode)
+        self._stops = frozenset(stop_token_ids)
+        self._new_tool_call_id = new_tool_call_id
+        self._where = _Where.CONTENT
+        if thinks:
+            self._where = _Where.REASONING if starts_thinking else _Where.START
+        self._buffer = ""
+        self._space = ""
+        self._at_head = self._where is _Where.REASONING
+        self._content: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: list[ToolCall] = []
+        self._deltas: list[Delta] = []
+
+    def feed(self, token_ids: Sequence[int]) -> list[Delta]:
+        """Take more sampled ids and return what is certain by now."""
+        self._buffer += "".join(
+            self._detokenizer.push(token_id)
+            for token_id in token_ids
+            if token_id not in self._stops
+        )
+        while self._step():
+            pass
+        return self._take_deltas()
+
+    def finish(self) -> tuple[list[Delta], Message]:
+        """Return what was held back, and the whole message; the deltas add up to the message."""
+        self._buffer += self._detokenizer.flush()
+        while self._step():
+            pass
+        rest, self._buffer = self._buffer, ""
+        match self._where:
+            case _Where.REASONING:
+                self._say_reasoning(rest)
+            case _Where.CALL:
+                self._close_call(rest, raw=CALL_OPEN + rest)
+            case _:
+                self._say(rest)
+        if self._where is not _Where.REASONING and not self._calls:
+            self._emit_text(self._space)
+        message = Message(
+            role="assistant",
+            content="".join(self._content),
+            reasoning="".join(self._reasoning) or None,
+            tool_calls=tuple(self._calls),
+        )
+        return self._take_deltas(), message
+
+    def _step(self) -> bool:
+        """Consume what can be consumed; tell whether the state changed."""
+        match self._where:
+            case _Where.START:
+                return self._step_start()
+            case _Where.REASONING:
+                if self._up_to(_THINK_CLOSE, self._say_reasoning):
+                    self._where, self._space, self._at_head = _Where.CONTENT, "", True
+                    return True
+                return False
+            case _Where.CONTENT:
+                if self._up_to(CALL_OPEN, self._say):
+                    self._where = _Where.CALL
+                    return True
+                return False
+            case _Where.CALL:
+                body, close, rest = self._buffer.partition(CALL_CLOSE)
+                if close:
+                    self._buffer, self._where = rest, _Where.CONTENT
+                    self._close_call(body, raw=CALL_OPEN + body + close)
+                return bool(close)
+
+    def _step_start(self) -> bool:
+        head = self._buffer.lstrip()
+        if head.startswith(_THINK_OPEN):
+            self._buffer = head.removeprefix(_THINK_OPEN)
+            self._where, self._at_head = _Where.REASONING, True
+            return True
+        if _THINK_OPEN.startswith(head):
+            return False
+        self._where = _Where.CONTENT
+        return True
+
+    def _up_to(self, tag: str, say: Callable[[str], None]) -> bool:
+        """Say the text before `tag`, holding back what may be its beginning; tell if it came."""
+        text, found, rest = self._buffer.partition(tag)
+        if not found:
+            held = _overlap(text, tag)
+            text, rest = text[: len(text) - held], text[len(text) - held :]
+        self._buffer = rest
+        say(text)
+        return bool(found)
+
+    def _say(self, text: str) -> None:
+        """Add content; white space at the end waits, for a tool call may follow."""
+        self._emit_text(self._hold_space(text))
+
+    def _say_reasoning(self, text: str) -> None:
+        said = self._hold_space(text)
+        if said:
+            self._reasoning.append(said)
+            self._deltas.append(ReasoningDelta(said))
+
+    def _hold_space(self, text: str) -> str:
+        if self._at_head:
+            text = text.lstrip()
+            self._at_head = not text
+        text = self._space + text
+        said = text.rstrip()
+        self._space = text[len(said) :]
+        return said
+
+    def _emit_text(self, text: str) -> None:
+        if text:
+            self._content.append(text)
+            self._deltas.append(TextDelta(text))
+
+    def _close_call(self, body: str, *, raw: str) -> None:
+        parsed = parse_call(body)
+        if parsed is None:
+            self._say(raw)
+            return
+        self._space = ""
+        name, arguments = parsed
+        index = len(self._calls)
+        call = ToolCall(id=self._new_tool_call_id(), name=name, arguments=arguments)
+        self._calls.append(call)
+        self._deltas.append(ToolCallStart(index=index, id=call.id, name=name))
+        self._deltas.append(ToolArgumentsDelta(index=index, text=arguments))
+
+    def _take_deltas(self) -> list[Delta]:
+        deltas, self._deltas = self._deltas, []
+        return _joined(deltas)
+
+
+def _overlap(text: str, tag: str) -> int:
+    """Length of the longest end of `text` that is a beginning of `tag`, the whole excepted."""
+    for length in range(min(len(text), len(tag) - 1), 0, -1):
+        if tag.startswith(text[-length:]):
+            return length
+    return 0
+
+
+def _joined(deltas: Sequence[Delta]) -> list[Delta]:
+    """Join neighbours of plain text."""
+    joined: list[Delta] = []
+    for delta in deltas:
+        match joined[-1:], delta:
+            case [TextDelta(text=before)], TextDelta(text=text):
+                joined[-1] = TextDelta(before + text)
+            case [ReasoningDelta(text=before)], ReasoningDelta(text=text):
+                joined[-1] = ReasoningDelta(before + text)
+            case _:
+                joined.append(delta)
+    return joined

@@ -1,0 +1,301 @@
+"""The splice: a session's next prompt extends the tokens of the call that it goes on from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from polar.errors import FidelityError
+from polar.rendering.base import Prepared, Renderer
+from polar.rendering.function_form import plain_json
+from polar.types import Call, CallId, Chat, IntArray, Message, ToolSpec
+
+__all__ = ["SessionSplicer"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """A recorded call; its prompt is kept as a delta on the call it extends."""
+
+    id: CallId
+    index: int
+    parent: _Record | None
+    delta_ids: IntArray
+    """Prompt tokens after the parent's prompt and sampled tokens."""
+    sampled_ids: IntArray
+    reasoning: str
+    tool_call_ids: tuple[str, ...]
+    tokens: int
+    """Length of prompt and sampled tokens."""
+
+    def context_ids(self) -> IntArray:
+        """Put prompt and sampled tokens together from the chain of calls."""
+        parts: list[IntArray] = []
+        record: _Record | None = self
+        while record is not None:
+            parts += [record.sampled_ids, record.delta_ids]
+            record = record.parent
+        return np.concatenate(parts[::-1])
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Length of the prompt."""
+        return self.tokens - len(self.sampled_ids)
+
+
+@dataclass(slots=True, eq=False)
+class _Node:
+    """A message after the messages above it."""
+
+    reasoning: str = ""
+    reply_of: _Record | None = None
+    """The call that sampled this message; absent for messages that came from the harness."""
+    requests: list[_Record] = field(default_factory=list)
+    """Calls whose request ended in this message."""
+    children: dict[bytes, list[_Node]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Match:
+    """A place that a conversation may have reached in the session's history."""
+
+    node: _Node
+    known_ids: int
+    """Tool-call ids on the way here that are the gateway's own."""
+    extends: _Record | None
+    """The deepest call on the way here that can be extended."""
+    depth: int
+    """Messages up to and including that call's reply."""
+
+    @property
+    def rank(self) -> tuple[int, int, int]:
+        """Deeper first, then by tool-call ids, then the latest."""
+        index = self.extends.index if self.extends is not None else -1
+        return (self.depth, self.known_ids, index)
+
+
+@dataclass(frozen=True, slots=True)
+class _Walk:
+    """How far a conversation is known."""
+
+    reached: list[_Match]
+    """Where its last known message is."""
+    messages: int
+    """How many of its messages are known."""
+    best: _Match
+    """The best place to go on from, which may be on a branch that ended earlier."""
+
+
+class SessionSplicer:
+    """Keeps the calls of one session as a tree of messages and finds where a request goes on.
+
+    Turns are compared after normalisation, never by bytes: white space at the ends of an
+    assistant turn, the formatting of JSON arguments and dropped reasoning make no difference.
+    Of several equal candidates the one with the gateway's tool-call ids is taken, then the
+    latest. Nothing is sampled, stored or sent here.
+    """
+
+    def __init__(self, renderer: Renderer) -> None:
+        self._renderer = renderer
+        self._roots: dict[bytes, _Node] = {}
+        self._records: dict[CallId, _Record] = {}
+        self._ends: dict[CallId, _Node] = {}
+        self._depths: dict[CallId, int] = {}
+
+    def prepare(self, chat: Chat) -> Prepared:
+        """Make the prompt of a request.
+
+        Raises:
+            BadRequest: The model's template cannot express the conversation.
+        """
+        walk = self._walk(_tools_key(chat.tools), chat.messages)
+        if walk.messages == len(chat.messages):
+            repeated = _repeated(walk.reached)
+            if repeated is not None:
+                return _again(repeated)
+        if walk.best.extends is not None:
+            return self._extended(chat, walk.best.extends, walk.best.depth)
+        return self._afresh(chat, self._reason(chat, walk.messages))
+
+    def record(self, call: Call) -> None:
+        """Take note of a call that was sampled, so that later requests can extend it.
+
+        Raises:
+            FidelityError: The call names a parent that its prompt does not extend.
+        """
+        parent = self._parent(call)
+        known = parent.tokens if parent is not None else 0
+        record = _Record(
+            id=call.id,
+            index=call.index,
+            parent=parent,
+            delta_ids=call.prompt_ids[known:].copy(),
+            sampled_ids=call.sampled_ids.copy(),
+            reasoning=_text(call.reply.reasoning),
+            tool_call_ids=tuple(tool_call.id for tool_call in call.reply.tool_calls),
+            tokens=len(call.prompt_ids) + len(call.sampled_ids),
+        )
+        self._records[call.id] = record
+        node, depth = self._start(call, parent)
+        for message in call.messages[depth:]:
+            node = _plain_child(node, message)
+        node.requests.append(record)
+        if call.finish_reason not in ("abandoned", "error"):
+            reply = _Node(reasoning=record.reasoning, reply_of=record)
+            node.children.setdefault(_digest(call.reply), []).append(reply)
+            self._ends[call.id] = reply
+            self._depths[call.id] = len(call.messages) + 1
+
+    def _parent(self, call: Call) -> _Record | None:
+        parent = self._records.get(call.parent_id) if call.parent_id is not None else None
+        if parent is None:
+            return None
+        if not np.array_equal(call.prompt_ids[: parent.tokens], parent.context_ids()):
+            raise FidelityError(
+                f"the prompt does not extend the call {parent.id} that it names as its parent",
+                where=f"session {call.session_id}, call {call.id}",
+            )
+        return parent
+
+    def _start(self, call: Call, parent: _Record | None) -> tuple[_Node, int]:
+        """Node and depth to enter a call's messages at: its parent's reply, or the root."""
+        if parent is not None and parent.id in self._ends:
+            return self._ends[parent.id], self._depths[parent.id]
+        return self._roots.setdefault(_tools_key(call.tools), _Node()), 0
+
+    def _walk(self, tools: bytes, messages: Sequence[Message]) -> _Walk:
+        """Follow a conversation, under the tools it has, as far as it is known."""
+        start = _Match(self._roots.get(tools, _Node()), known_ids=0, extends=None, depth=0)
+        reached, best = [start], start
+        for number, message in enumerate(messages):
+            digest = _digest(message)
+            further = [
+                match
+                for before in reached
+                for match in _step(before, message, digest, depth=number + 1)
+            ]
+            if not further:
+                return _Walk(reached, number, best)
+            reached = further
+            best = max(best, *further, key=lambda match: match.rank)
+        return _Walk(reached, len(messages), best)
+
+    def _reason(self, chat: Chat, matched: int) -> str | None:
+        """Why a request extends no call."""
+        if not self._records:
+            return None
+        own = _tools_key(chat.tools)
+        others = (self._walk(key, chat.messages) for key in self._roots if key != own)
+        if any(walk.best.extends is not None for walk in others):
+            return "changed_tools"
+        opening = next(
+            (number for number, message in enumerate(chat.messages) if message.role != "system"),
+            len(chat.messages),
+        )
+        return "edited_message" if matched > opening else "new_conversation"
+
+    def _extended(self, chat: Chat, parent: _Record, depth: int) -> Prepared:
+        new = chat.messages[depth:]
+        forked = bool(self._ends[parent.id].children) or any(
+            message.role == "assistant" for message in new
+        )
+        previous_ids: list[int] = parent.context_ids().tolist()
+        delta = self._renderer.bridge(
+            previous_ids, new, chat.tools, prompt_tokens=parent.prompt_tokens
+        )
+        if delta is None:
+            if forked:
+                return self._afresh(chat, "edited_message")
+            closed = previous_ids[-1] in self._renderer.stop_token_ids
+            return self._afresh(chat, "no_bridge" if closed else "unclosed_turn")
+        return Prepared(
+            prompt_ids=(*previous_ids, *delta),
+            parent_id=parent.id,
+            fork_reason="edited_message" if forked else None,
+        )
+
+    def _afresh(self, chat: Chat, reason: str | None) -> Prepared:
+        return Prepared(
+            prompt_ids=tuple(self._renderer.render(chat.messages, chat.tools)),
+            parent_id=None,
+            fork_reason=reason,
+        )
+
+
+def _repeated(reached: Sequence[_Match]) -> _Record | None:
+    """The call whose request ended here, if any: by tool-call ids, then the latest."""
+    calls = [
+        (match.known_ids, record.index, record)
+        for match in reached
+        for record in match.node.requests
+    ]
+    return max(calls, key=lambda item: item[:2])[2] if calls else None
+
+
+def _again(record: _Record) -> Prepared:
+    """Send the prompt of an identical request again, as its sibling."""
+    return Prepared(
+        prompt_ids=tuple(record.context_ids()[: record.prompt_tokens].tolist()),
+        parent_id=record.parent.id if record.parent is not None else None,
+        fork_reason="retry",
+    )
+
+
+def _step(match: _Match, message: Message, digest: bytes, *, depth: int) -> Iterator[_Match]:
+    """Go on by one message along every branch that it fits."""
+    ids = tuple(tool_call.id for tool_call in message.tool_calls)
+    reasoning = _text(message.reasoning)
+    for child in match.node.children.get(digest, ()):
+        reply = child.reply_of
+        if reply is None:
+            if child.reasoning == reasoning:
+                yield _Match(child, match.known_ids, match.extends, match.depth)
+        elif reasoning in ("", child.reasoning):
+            known = len(set(ids) & set(reply.tool_call_ids))
+            yield _Match(child, match.known_ids + known, reply, depth)
+
+
+def _plain_child(node: _Node, message: Message) -> _Node:
+    """Find or add a message that came from the harness."""
+    siblings = node.children.setdefault(_digest(message), [])
+    reasoning = _text(message.reasoning)
+    for child in siblings:
+        if child.reply_of is None and child.reasoning == reasoning:
+            return child
+    child = _Node(reasoning=reasoning)
+    siblings.append(child)
+    return child
+
+
+def _digest(message: Message) -> bytes:
+    """Hash of a message's normal form; reasoning and tool-call ids are compared apart."""
+    fields: list[object] = [message.role, message.name, message.content]
+    if message.role == "assistant":
+        calls = [[call.name, _normal_json(call.arguments)] for call in message.tool_calls]
+        fields = [message.role, message.content.strip(), calls]
+    return _hash(fields)
+
+
+def _tools_key(tools: Sequence[ToolSpec]) -> bytes:
+    fields = [[tool.name, tool.description, plain_json(tool.parameters)] for tool in tools]
+    return _hash(fields)
+
+
+def _hash(value: object) -> bytes:
+    text = json.dumps(value, sort_keys=True, ensure_ascii=True)
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+
+def _normal_json(text: str) -> str:
+    try:
+        return json.dumps(json.loads(text), sort_keys=True)
+    except ValueError:
+        return text.strip()
+
+
+def _text(reasoning: str | None) -> str:
+    return (reasoning or "").strip()

@@ -1,0 +1,85 @@
+"""What rendering needs of a Hugging Face tokenizer, typed; loaded only on demand."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from polar.errors import ModelMissing
+
+__all__ = ["Tokenizer", "decode", "encode", "fingerprint", "load_tokenizer"]
+
+
+class Tokenizer(Protocol):
+    """The part of `transformers.PreTrainedTokenizerBase` that is used here."""
+
+    chat_template: str | None
+    eos_token_id: int | None
+    added_tokens_decoder: Mapping[int, Any]
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Text to ids."""
+        ...
+
+    def decode(
+        self,
+        token_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool,
+        clean_up_tokenization_spaces: bool,
+    ) -> str:
+        """Ids to text."""
+        ...
+
+    def get_vocab(self) -> dict[str, int]:
+        """All tokens, added ones included."""
+        ...
+
+    def apply_chat_template(
+        self, conversation: list[dict[str, Any]], **options: Any
+    ) -> str | list[int]:
+        """Render the chat template."""
+        ...
+
+
+def load_tokenizer(model: str) -> Tokenizer:
+    """Load the tokenizer of a local folder or a hub id.
+
+    Raises:
+        ModelMissing: There is none.
+    """
+    if model.startswith(("/", ".", "~")) and not Path(model).expanduser().is_dir():
+        raise ModelMissing("the model folder does not exist", where=model, fix="Check the path.")
+    from transformers import AutoTokenizer
+
+    try:
+        loaded = AutoTokenizer.from_pretrained(str(Path(model).expanduser()))
+    except (OSError, ValueError) as error:
+        raise ModelMissing(
+            "no tokenizer could be loaded",
+            where=model,
+            fix="Give a folder with tokenizer.json or the id of a model on the hub.",
+        ) from error
+    return cast(Tokenizer, loaded)
+
+
+def encode(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Encode rendered text: special tokens are read as such, none is added."""
+    return tokenizer.encode(text, add_special_tokens=False)
+
+
+def decode(tokenizer: Tokenizer, token_ids: Sequence[int]) -> str:
+    """Decode every id, special ones included, without tidying spaces."""
+    return tokenizer.decode(
+        list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
+    )
+
+
+def fingerprint(tokenizer: Tokenizer) -> str:
+    """Hash vocabulary and chat template: equal prints render and decode alike."""
+    vocabulary = sorted(tokenizer.get_vocab().items())
+    text = json.dumps([vocabulary, tokenizer.chat_template], ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()
