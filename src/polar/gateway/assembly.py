@@ -1,0 +1,98 @@
+"""Sampled ids to what the harness is given: deltas, cut at the first stop string."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from polar.gateway.stops import StopFilter
+from polar.rendering.base import IncrementalParser
+from polar.types import (
+    Delta,
+    Message,
+    ReasoningDelta,
+    TextDelta,
+    ToolArgumentsDelta,
+    ToolCall,
+    ToolCallStart,
+)
+
+__all__ = ["Assembled", "Assembly"]
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """A finished reply."""
+
+    last_deltas: tuple[Delta, ...]
+    """What had been held back until now."""
+    given: Message
+    """What the harness was given."""
+    sampled: Message
+    """What all sampled tokens say; differs where a stop string cut the reply."""
+
+
+class Assembly:
+    """Makes one reply of the ids that are sampled for it.
+
+    Args:
+        parser: Parses the ids.
+        stops: Strings in the content at which the reply is cut.
+    """
+
+    def __init__(self, parser: IncrementalParser, stops: Sequence[str]) -> None:
+        self._parser = parser
+        self._filter = StopFilter(stops)
+        self._given: list[Delta] = []
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string was found, so that nothing more needs to be sampled."""
+        return self._filter.stopped
+
+    def feed(self, token_ids: Sequence[int]) -> list[Delta]:
+        """Take more sampled ids and return what the harness can be given."""
+        return self._give(self._parser.feed(token_ids))
+
+    def finish(self) -> Assembled:
+        """End the reply."""
+        last, sampled = self._parser.finish()
+        given = self._give(last) + self._flush()
+        message = _message_of(self._given, sampled) if self.stopped else sampled
+        return Assembled(tuple(given), message, sampled)
+
+    def _give(self, deltas: Iterable[Delta]) -> list[Delta]:
+        given = list(self._cut(deltas))
+        self._given += given
+        return given
+
+    def _cut(self, deltas: Iterable[Delta]) -> Iterator[Delta]:
+        for delta in deltas:
+            if self.stopped:
+                return
+            if not isinstance(delta, TextDelta):
+                yield from self._flush()  # no stop string spans a tool call
+                yield delta
+            elif text := self._filter.feed(delta.text):
+                yield TextDelta(text)
+
+    def _flush(self) -> list[Delta]:
+        held = self._filter.finish()
+        return [TextDelta(held)] if held else []
+
+
+def _message_of(deltas: Iterable[Delta], sampled: Message) -> Message:
+    """Add up deltas to the message that their receiver sees."""
+    content, reasoning = "", ""
+    calls: list[ToolCall] = []
+    for delta in deltas:
+        match delta:
+            case TextDelta(text=text):
+                content += text
+            case ReasoningDelta(text=text):
+                reasoning += text
+            case ToolCallStart(id=call_id, name=name):
+                calls.append(ToolCall(call_id, name, ""))
+            case ToolArgumentsDelta(index=index, text=text):
+                calls[index] = replace(calls[index], arguments=calls[index].arguments + text)
+    return replace(sampled, content=content, reasoning=reasoning or None, tool_calls=tuple(calls))

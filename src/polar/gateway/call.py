@@ -1,0 +1,265 @@
+"""One call on its way: sampled, put on record, and only then finished."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from polar.engines.base import Chunk, Engine, SampleRequest
+from polar.errors import EngineError, JournalError, PolarError, StaleAttempt, Unauthorized
+from polar.gateway.assembly import Assembled, Assembly
+from polar.gateway.feed import Feed
+from polar.gateway.pauses import Pauses
+from polar.rendering.base import Prepared
+from polar.store.base import Journal
+from polar.types import Call, CallId, CallKind, Chat, FinishReason, Reply, Sampling, Session, Usage
+
+__all__ = ["CallEnvironment", "CallRequest", "RunningCall"]
+
+_log = logging.getLogger("polar.gateway")
+
+
+@dataclass(frozen=True, slots=True)
+class CallEnvironment:
+    """What all calls need."""
+
+    engine: Engine
+    journal: Journal
+    pauses: Pauses
+    clock: Callable[[], float]
+    engine_timeout_s: float
+    pause_timeout_s: float
+    on_failure: Callable[[JournalError], None]
+    """Told when the journal can no longer be written."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallRequest:
+    """What is to be sampled."""
+
+    id: CallId
+    session: Session
+    index: int
+    chat: Chat
+    kind: CallKind
+    prepared: Prepared
+    sampling: Sampling
+    """As applied: pinned, clamped, with the ids that end a turn."""
+    digest: bytes
+    """Equal for requests that ask for the same."""
+
+
+class RunningCall:
+    """Samples one reply in a task of its own, which outlives any client.
+
+    Args:
+        request: What to sample.
+        assembly: Parses and cuts the reply.
+        environment: What all calls need.
+        on_recorded: Called with the call when it is on record, and what became of its tokens.
+        on_deserted: Called when the last client has left.
+        on_done: Called when nothing more will come, just before the clients are told.
+    """
+
+    def __init__(
+        self,
+        request: CallRequest,
+        assembly: Assembly,
+        environment: CallEnvironment,
+        *,
+        on_recorded: Callable[[Call, Assembled], None],
+        on_deserted: Callable[[RunningCall], None],
+        on_done: Callable[[RunningCall], None],
+    ) -> None:
+        self.request = request
+        self.feed = Feed(lambda: on_deserted(self))
+        self._assembly = assembly
+        self._environment = environment
+        self._on_recorded = on_recorded
+        self._on_done = on_done
+        self._started_at = environment.clock()
+        self._chunks: list[Chunk] = []
+        self._abandoned: PolarError | None = None
+        self._started = False
+        self._sampled_to_end = False
+        self._timeout: asyncio.Timeout | None = None
+        self._task = asyncio.create_task(self._run(), name=request.id)
+
+    def abandon(self, reason: PolarError) -> bool:
+        """Stop sampling; what was sampled so far goes on record as abandoned.
+
+        Returns:
+            False when it is too late: all is sampled, the call goes on record as it is.
+        """
+        if self._sampled_to_end:
+            return False
+        if self._abandoned is None:
+            self._abandoned = reason
+            if self._started:
+                self._task.cancel()
+        return True
+
+    async def wait_recorded(self) -> None:
+        """Wait until the call is on record and its task has ended."""
+        await asyncio.wait([self._task])
+
+    def suspend_timeout(self) -> None:
+        """Stop the engine's clock: the engine is about to pause."""
+        if self._timeout is not None:
+            self._timeout.reschedule(None)
+
+    def restart_timeout(self) -> None:
+        """Give the engine its full time again."""
+        if self._timeout is not None and not self._environment.pauses.paused:
+            now = asyncio.get_running_loop().time()
+            self._timeout.reschedule(now + self._environment.engine_timeout_s)
+
+    async def _run(self) -> None:
+        ending = await self._sample_to_end()
+        try:
+            result = await self._record(ending)
+        except Exception as error:
+            _log.exception("call %s of session %s", self.request.id, self.request.session.id)
+            result = self._unrecorded(JournalError(f"a call was not recorded: {error!r}"))
+        self._on_done(self)
+        self.feed.finish(result)
+
+    async def _sample_to_end(self) -> FinishReason | PolarError:
+        """Sample until there is no more, whatever the reason; never raises."""
+        if self._abandoned is not None:
+            return self._abandoned  # before the first step of this task
+        self._started = True
+        try:
+            await self._wait_open()
+            return await self._sample()
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._abandoned is None or task is None:
+                raise
+            task.uncancel()
+            return self._abandoned
+        except PolarError as error:
+            return error
+        except Exception:
+            _log.exception("call %s of session %s", self.request.id, self.request.session.id)
+            return PolarError("the call failed unexpectedly", where=self.request.id)
+        finally:
+            self._sampled_to_end = True
+
+    async def _wait_open(self) -> None:
+        try:
+            await self._environment.pauses.wait_open(timeout_s=self._environment.pause_timeout_s)
+        except TimeoutError as error:
+            raise EngineError("the engine was paused for too long") from error
+
+    async def _sample(self) -> FinishReason:
+        request = SampleRequest(
+            prompt_ids=self.request.prepared.prompt_ids,
+            sampling=self.request.sampling,
+            affinity=self.request.session.id,
+            id=self.request.id,
+        )
+        async with (
+            self._deadline(),
+            _closing(self._environment.engine.sample(request)) as chunks,
+        ):
+            async for chunk in chunks:
+                self.restart_timeout()
+                self._chunks.append(chunk)
+                self.feed.put(self._assembly.feed(chunk.token_ids))
+                if self._assembly.stopped:
+                    return "stop"
+                if chunk.finish_reason is not None:
+                    return chunk.finish_reason
+        raise EngineError("the engine ended its stream without a finish reason")
+
+    @asynccontextmanager
+    async def _deadline(self) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(None) as self._timeout:
+                self.restart_timeout()
+                yield
+        except TimeoutError as error:
+            raise EngineError("the engine gave no token in time") from error
+        finally:
+            self._timeout = None
+
+    async def _record(self, ending: FinishReason | PolarError) -> Reply | PolarError:
+        assembled = self._assembly.finish()
+        self.feed.put(assembled.last_deltas)
+        call = self._call(assembled, self._finish_reason(ending, assembled))
+        try:
+            await self._environment.journal.add_call(call)
+        except JournalError as error:
+            return self._unrecorded(error)
+        self._on_recorded(call, assembled)
+        if isinstance(ending, PolarError):
+            return ending
+        usage = Usage(len(call.prompt_ids), len(call.sampled_ids), self._cached_tokens())
+        return Reply(assembled.given, call.finish_reason, usage)
+
+    def _finish_reason(
+        self, ending: FinishReason | PolarError, assembled: Assembled
+    ) -> FinishReason:
+        if isinstance(ending, PolarError):
+            return "abandoned" if ending is self._abandoned else "error"
+        if self._assembly.stopped:
+            return "stop"
+        return "tool_calls" if ending == "stop" and assembled.given.tool_calls else ending
+
+    def _call(self, assembled: Assembled, finish_reason: FinishReason) -> Call:
+        request = self.request
+        sampled = [token_id for chunk in self._chunks for token_id in chunk.token_ids]
+        logprobs = [logprob for chunk in self._chunks for logprob in chunk.logprobs]
+        versions = [chunk.weight_version for chunk in self._chunks for _ in chunk.token_ids]
+        return Call(
+            id=request.id,
+            session_id=request.session.id,
+            attempt=request.session.attempt,
+            index=request.index,
+            parent_id=request.prepared.parent_id,
+            prompt_ids=np.array(request.prepared.prompt_ids, dtype=np.int32),
+            sampled_ids=np.array(sampled, dtype=np.int32),
+            logprobs=np.array(logprobs, dtype=np.float32),
+            weight_versions=np.array(versions, dtype=np.int32),
+            messages=request.chat.messages,
+            tools=request.chat.tools,
+            sampling=request.sampling,
+            reply=assembled.given,
+            finish_reason=finish_reason,
+            kind=request.kind,
+            fork_reason=request.prepared.fork_reason,
+            started_at=self._started_at,
+            ended_at=self._environment.clock(),
+        )
+
+    def _cached_tokens(self) -> int:
+        return self._chunks[0].cached_tokens if self._chunks else 0
+
+    def _unrecorded(self, error: JournalError) -> PolarError:
+        """Say that the call counts for nothing, because it could not be recorded."""
+        if isinstance(error, StaleAttempt):
+            return Unauthorized("the session has ended")
+        self._environment.on_failure(error)
+        return PolarError("the call could not be put on record, so its reply is not given")
+
+
+@runtime_checkable
+class _Closable(Protocol):
+    async def aclose(self) -> None: ...
+
+
+@asynccontextmanager
+async def _closing(chunks: AsyncIterator[Chunk]) -> AsyncIterator[AsyncIterator[Chunk]]:
+    """Close a stream of chunks however it is left: that is what cancels the generation."""
+    try:
+        yield chunks
+    finally:
+        if isinstance(chunks, _Closable):
+            await chunks.aclose()

@@ -1,0 +1,195 @@
+"""The gateway as its owner sees it: serve, open and close sessions, pause."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+from polar import dialects
+from polar.dialects import Dialect
+from polar.engines.base import Capabilities, Engine
+from polar.errors import EngineRefused, GatewayError, JournalError
+from polar.gateway.call import CallEnvironment
+from polar.gateway.http import GatewayApp
+from polar.gateway.pauses import Pauses
+from polar.gateway.policy import SessionPolicy, SessionUsage
+from polar.gateway.server import Address, serve_app
+from polar.gateway.session import OpenSession, SessionEnvironment
+from polar.gateway.settings import GatewaySettings
+from polar.rendering.base import Renderer
+from polar.store.base import Journal
+from polar.types import Session, SessionId
+
+__all__ = ["Gateway"]
+
+_CLOSED_USAGES_KEPT = 10_000
+
+
+class Gateway:
+    """Serves the model to harnesses, and puts every call on record before its last byte leaves.
+
+    Args:
+        engine: Samples tokens.
+        renderer: Turns messages into tokens and back, for the engine's model.
+        journal: Where calls are kept.
+        settings: Intervals and limits.
+        wire_formats: The dialects that are served; absent: all there are.
+        clock: Unix seconds.
+        monotonic: Seconds that only go forward.
+        new_id: Makes unique ids.
+    """
+
+    def __init__(  # noqa: PLR0913 - the composition root hands over every collaborator by name
+        self,
+        engine: Engine,
+        renderer: Renderer,
+        journal: Journal,
+        settings: GatewaySettings | None = None,
+        *,
+        wire_formats: Sequence[Dialect] | None = None,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+        new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
+    ) -> None:
+        self._engine = engine
+        self._renderer = renderer
+        self._settings = settings or GatewaySettings()
+        self._new_id = new_id
+        self._pauses = Pauses(monotonic)
+        self._calls = CallEnvironment(
+            engine=engine,
+            journal=journal,
+            pauses=self._pauses,
+            clock=clock,
+            engine_timeout_s=self._settings.engine_timeout_s,
+            pause_timeout_s=self._settings.pause_timeout_s,
+            on_failure=self._fail,
+        )
+        self._capabilities: Capabilities | None = None
+        self._by_key: dict[str, OpenSession] = {}
+        self._by_id: dict[SessionId, OpenSession] = {}
+        self._closed: OrderedDict[SessionId, SessionUsage] = OrderedDict()
+        self._failure: JournalError | None = None
+        self._app = GatewayApp(
+            wire_formats or [dialects.load(name) for name in dialects.names()],
+            find_session=self._by_key.get,
+            model=lambda: self._probed().model,
+            settings=self._settings,
+            clock=clock,
+        )
+
+    @property
+    def failure(self) -> JournalError | None:
+        """The first failure to put a call on record; a run stops at it."""
+        return self._failure
+
+    @asynccontextmanager
+    async def serve(self, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[Address]:
+        """Probe the engine and listen until the context is left; then close all sessions.
+
+        Raises:
+            EngineRefused: The engine tells no token ids or no logprobs.
+            EngineError: The engine cannot be used.
+            GatewayError: The address cannot be used.
+        """
+        self._capabilities = await _probe(self._engine)
+        async with serve_app(self._app, host=host, port=port) as address:
+            try:
+                yield address
+            finally:
+                for session_id in tuple(self._by_id):
+                    await self.close(session_id)
+
+    def open(self, session: Session, policy: SessionPolicy) -> None:
+        """Let a session in by its key.
+
+        Raises:
+            GatewayError: The gateway does not serve yet, or the session or key is already in use.
+        """
+        if session.id in self._by_id or session.key in self._by_key:
+            raise GatewayError("the session is open already", where=session.id)
+        environment = SessionEnvironment(
+            calls=self._calls,
+            renderer=self._renderer,
+            max_context=self._probed().max_context,
+            disconnect_grace_s=self._settings.disconnect_grace_s,
+            new_id=self._new_id,
+        )
+        opened = OpenSession(session, policy, environment)
+        self._closed.pop(session.id, None)
+        self._by_id[session.id] = self._by_key[session.key] = opened
+
+    async def close(self, session_id: SessionId) -> SessionUsage:
+        """Turn a session's key away, abandon its running calls and wait until they are on record.
+
+        Raises:
+            GatewayError: The session is not open.
+        """
+        opened = self._open_session(session_id)
+        del self._by_id[session_id], self._by_key[opened.session.key]
+        await opened.aclose()
+        self._closed[session_id] = opened.usage()
+        if len(self._closed) > _CLOSED_USAGES_KEPT:
+            self._closed.popitem(last=False)
+        return self._closed[session_id]
+
+    def usage(self, session_id: SessionId) -> SessionUsage:
+        """Count what a session used; also after it was closed.
+
+        Raises:
+            GatewayError: The session was never open.
+        """
+        closed = self._closed.get(session_id)
+        return self._open_session(session_id).usage() if closed is None else closed
+
+    def pause(self) -> None:
+        """Hold new calls back; running ones go on as far as the engine does."""
+        self._pauses.begin()
+        for session in self._by_id.values():
+            session.suspend_timeouts()
+
+    def resume(self) -> None:
+        """Let calls through again."""
+        self._pauses.end()
+        for session in self._by_id.values():
+            session.restart_timeouts()
+
+    def paused_s(self) -> float:
+        """Say for how long the gateway was paused altogether, up to now."""
+        return self._pauses.total_s()
+
+    def _open_session(self, session_id: SessionId) -> OpenSession:
+        opened = self._by_id.get(session_id)
+        if opened is None:
+            raise GatewayError("no such session is open", where=session_id)
+        return opened
+
+    def _probed(self) -> Capabilities:
+        if self._capabilities is None:
+            raise GatewayError("the gateway does not serve yet", fix="Enter `serve()` first.")
+        return self._capabilities
+
+    def _fail(self, error: JournalError) -> None:
+        self._failure = self._failure or error
+
+
+async def _probe(engine: Engine) -> Capabilities:
+    capabilities = await engine.probe()
+    missing = [
+        name
+        for name, present in (
+            ("token ids", capabilities.token_ids),
+            ("logprobs", capabilities.logprobs),
+        )
+        if not present
+    ]
+    if missing:
+        raise EngineRefused(
+            f"the engine tells no {' and no '.join(missing)}, so its samples cannot be trained on",
+            where=capabilities.detail or capabilities.model,
+            fix="Use an engine that returns both.",
+        )
+    return capabilities

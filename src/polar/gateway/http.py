@@ -1,0 +1,239 @@
+"""The ASGI application: authentication, routes, bodies, streams; nothing about tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from polar.dialects import Dialect, Route
+from polar.dialects.base import NO_PARAMS
+from polar.errors import BadRequest, PolarError, RequestTooLarge, Unauthorized, UnknownRoute
+from polar.gateway.call import RunningCall
+from polar.gateway.session import OpenSession
+from polar.gateway.settings import GatewaySettings
+from polar.types import Chat, Reply
+
+__all__ = ["GatewayApp"]
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+_SESSION_PATH = re.compile(r"/s/(?P<key>[^/]+)(?P<rest>/.*)")
+_KEY_HEADERS = ("x-api-key", "x-goog-api-key")
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """A request whose route is known."""
+
+    method: str
+    path: str
+    """What is left of the path after the session's key."""
+    key: str | None
+    headers: Mapping[str, str]
+    """Names in lower case."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """Who answers a request."""
+
+    dialect: Dialect
+    route: Route
+    params: Mapping[str, str] = field(default=NO_PARAMS)
+
+
+class GatewayApp:
+    """Answers harnesses in their own wire format.
+
+    Args:
+        dialects: All wire formats; the first also writes errors for unknown routes.
+        find_session: Finds the open session of a key.
+        model: Name of the model that is served.
+        settings: Limits and intervals.
+        clock: Unix seconds.
+    """
+
+    def __init__(
+        self,
+        dialects: Sequence[Dialect],
+        *,
+        find_session: Callable[[str], OpenSession | None],
+        model: Callable[[], str],
+        settings: GatewaySettings,
+        clock: Callable[[], float],
+    ) -> None:
+        self._dialects = tuple(dialects)
+        self._routes = [
+            (route.method, re.compile(route.pattern), dialect, route)
+            for dialect in dialects
+            for route in dialect.routes
+        ]
+        self._find_session = find_session
+        self._model = model
+        self._settings = settings
+        self._clock = clock
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        request = _read_head(scope)
+        dialect = self._dialects[0]
+        try:
+            target = self._route(request)
+            dialect = target.dialect
+            session = self._authenticate(request)
+            if target.route.serves == "models":
+                await self._send_models(dialect, send)
+            else:
+                await self._answer(target, session, request, receive, send)
+        except PolarError as error:
+            await self._send_error(dialect, error, send)
+
+    def _route(self, request: _Request) -> _Target:
+        for method, pattern, dialect, route in self._routes:
+            if method == request.method and (found := pattern.fullmatch(request.path)):
+                return _Target(dialect, route, found.groupdict())
+        raise UnknownRoute(
+            f"there is no route {request.method} {request.path}",
+            fix=f"Use one of: {', '.join(f'{m} {r.pattern}' for m, _, _, r in self._routes)}.",
+        )
+
+    def _authenticate(self, request: _Request) -> OpenSession:
+        session = None if request.key is None else self._find_session(request.key)
+        if session is None:
+            raise Unauthorized("the request carries no key of an open session")
+        return session
+
+    async def _answer(
+        self,
+        target: _Target,
+        session: OpenSession,
+        request: _Request,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        body = await _read_body(receive, limit_bytes=int(self._settings.max_request_mb * 2**20))
+        chat = target.dialect.parse(body, target.params)
+        call = session.call(chat, request.headers)
+        async with _while_connected(receive):
+            if chat.stream:
+                await self._stream(target.dialect, chat, call, send)
+            else:
+                await self._reply(target.dialect, chat, call, send)
+
+    async def _reply(self, dialect: Dialect, chat: Chat, call: RunningCall, send: Send) -> None:
+        with call.feed.reader() as reader:
+            ending = await reader.whole()
+        if isinstance(ending, PolarError):
+            await self._send_error(dialect, ending, send)
+            return
+        body = dialect.response(
+            chat, ending, response_id=call.request.id, created=int(self._clock())
+        )
+        await _send_whole(send, 200, body)
+
+    async def _stream(self, dialect: Dialect, chat: Chat, call: RunningCall, send: Send) -> None:
+        encoder = dialect.encoder(chat, response_id=call.request.id, created=int(self._clock()))
+        with call.feed.reader() as reader:
+            await send(_head(200, b"text/event-stream", (b"cache-control", b"no-cache")))
+            await _send_part(send, encoder.start())
+            while (ending := reader.ending) is None:
+                deltas = await reader.more(timeout_s=self._settings.keepalive_s)
+                if deltas:
+                    await _send_part(send, b"".join(map(encoder.delta, deltas)))
+                elif reader.ending is None:
+                    await _send_part(send, encoder.keepalive())
+        if isinstance(ending, Reply):
+            await send({"type": "http.response.body", "body": encoder.end(ending)})
+        else:
+            # The body is left open: the server cuts the connection, so that no client can take
+            # what it has for a finished reply.
+            await _send_part(send, encoder.error(ending))
+
+    async def _send_models(self, dialect: Dialect, send: Send) -> None:
+        await _send_whole(send, 200, dialect.models(self._model(), created=int(self._clock())))
+
+    async def _send_error(self, dialect: Dialect, error: PolarError, send: Send) -> None:
+        status, body = dialect.error(error)
+        retry = (b"retry-after", str(self._settings.retry_after_s).encode())
+        await _send_whole(send, status, body, *((retry,) if status in (429, 503) else ()))
+
+
+class _ClientGone(Exception):
+    """The client has closed the connection."""
+
+
+@asynccontextmanager
+async def _while_connected(receive: Receive) -> AsyncIterator[None]:
+    """Cancel the body of the context when the client leaves, and end quietly."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            watcher = group.create_task(_watch(receive))
+            yield
+            watcher.cancel()
+    except* _ClientGone:
+        pass
+
+
+async def _watch(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    raise _ClientGone
+
+
+def _read_head(scope: Scope) -> _Request:
+    headers = {
+        name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]
+    }
+    found = _SESSION_PATH.fullmatch(scope["path"])
+    return _Request(
+        method=scope["method"],
+        path=found["rest"] if found else scope["path"],
+        key=found["key"] if found else _header_key(headers),
+        headers=headers,
+    )
+
+
+def _header_key(headers: Mapping[str, str]) -> str | None:
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and token:
+        return token.strip()
+    return next((headers[name] for name in _KEY_HEADERS if name in headers), None)
+
+
+async def _read_body(receive: Receive, *, limit_bytes: int) -> bytes:
+    parts: list[bytes] = []
+    size_bytes = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise BadRequest("the client left before its request was complete")
+        parts.append(message.get("body", b""))
+        size_bytes += len(parts[-1])
+        if size_bytes > limit_bytes:
+            raise RequestTooLarge(f"the request is larger than {limit_bytes} bytes")
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+def _head(status: int, content_type: bytes, *headers: tuple[bytes, bytes]) -> dict[str, Any]:
+    return {
+        "type": "http.response.start",
+        "status": status,
+        "headers": [(b"content-type", content_type), *headers],
+    }
+
+
+async def _send_part(send: Send, body: bytes) -> None:
+    await send({"type": "http.response.body", "body": body, "more_body": True})
+
+
+async def _send_whole(send: Send, status: int, body: bytes, *headers: tuple[bytes, bytes]) -> None:
+    length = (b"content-length", str(len(body)).encode())
+    await send(_head(status, b"application/json", length, *headers))
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,75 @@
+"""What the gateway is told about a session, and what it tells about one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from polar.types import Call, CallKind, Chat
+
+__all__ = ["SessionPolicy", "SessionUsage", "UsageCounter"]
+
+
+def _always_main(chat: Chat, headers: Mapping[str, str]) -> CallKind:
+    return "main"
+
+
+@dataclass(frozen=True, slots=True)
+class SessionPolicy:
+    """How the calls of one session are sampled, limited and told apart."""
+
+    temperature: float | None = None
+    """Pinned temperature; absent: what the harness asks for."""
+    top_p: float | None = None
+    """Pinned nucleus; absent: what the harness asks for."""
+    max_tokens: int | None = None
+    """Most sampled tokens of a call, whatever the harness asks for."""
+    max_calls: int | None = None
+    """Most calls of the session; the next one is refused."""
+    kind_of: Callable[[Chat, Mapping[str, str]], CallKind] = _always_main
+    """Tells the kind of a call from the request and its headers (names in lower case)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionUsage:
+    """What a session used so far; true counts of calls that are on record."""
+
+    calls: int = 0
+    prompt_tokens: int = 0
+    sampled_tokens: int = 0
+    foreign_calls: int = 0
+    """Calls that the harness did not make: the agent's own use of the address and key."""
+    unfinished_calls: int = 0
+    """Calls that the client abandoned or the engine broke off."""
+    coalesced_requests: int = 0
+    """Requests that were answered by an identical call already running."""
+    forks: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    """Reason -> calls that extended no earlier call."""
+
+
+class UsageCounter:
+    """Counts the recorded calls of one session."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._forks: Counter[str] = Counter()
+
+    def add_call(self, call: Call) -> None:
+        """Count a call that is on record."""
+        self._counts["calls"] += 1
+        self._counts["prompt_tokens"] += len(call.prompt_ids)
+        self._counts["sampled_tokens"] += len(call.sampled_ids)
+        self._counts["foreign_calls"] += call.kind == "foreign"
+        self._counts["unfinished_calls"] += call.finish_reason in ("abandoned", "error")
+        if call.fork_reason is not None:
+            self._forks[call.fork_reason] += 1
+
+    def add_coalesced(self) -> None:
+        """Count a request that joined a running call."""
+        self._counts["coalesced_requests"] += 1
+
+    def usage(self) -> SessionUsage:
+        """Take the counts as they are now."""
+        return SessionUsage(**self._counts, forks=MappingProxyType(dict(self._forks)))

@@ -1,0 +1,107 @@
+"""Runs an ASGI application on a socket, inside the event loop that is already running."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+
+from polar.errors import GatewayError
+
+__all__ = ["Address", "serve_app"]
+
+_SHUTDOWN_S = 5
+_IDLE_CONNECTION_S = 600
+"""A harness thinks and runs tools between calls; its client must not meet a closing connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where the gateway listens."""
+
+    host: str
+    port: int
+
+    @property
+    def url(self) -> str:
+        """Base address, without a slash at the end."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}"
+
+
+class _Server(uvicorn.Server):
+    """A server that leaves signals to the program and says when it is ready."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.ready = asyncio.Event()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Capture none."""
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, then say so."""
+        try:
+            await super().startup(sockets)
+        finally:
+            self.ready.set()
+
+
+@asynccontextmanager
+async def serve_app(app: Any, *, host: str, port: int) -> AsyncIterator[Address]:
+    """Serve until the context is left.
+
+    Args:
+        app: An ASGI application.
+        host: Address to listen on.
+        port: Port to listen on; 0 chooses a free one.
+
+    Raises:
+        GatewayError: The address cannot be used.
+    """
+    listener = _listen(host, port)
+    config = uvicorn.Config(
+        app,
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="critical",
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=_IDLE_CONNECTION_S,
+        timeout_graceful_shutdown=_SHUTDOWN_S,
+    )
+    server = _Server(config)
+    serving = asyncio.create_task(server.serve(sockets=[listener]), name="gateway")
+    try:
+        await server.ready.wait()
+        yield Address(host, listener.getsockname()[1])
+    finally:
+        server.should_exit = True
+        await serving
+        listener.close()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(2048)
+    except (OSError, OverflowError) as error:
+        listener.close()
+        raise GatewayError(
+            f"the gateway cannot listen there: {error}",
+            where=f"{host}:{port}",
+            fix="Choose another port, or 0 for any free one.",
+        ) from error
+    return listener

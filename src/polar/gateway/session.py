@@ -1,0 +1,167 @@
+"""One open session: its calls in flight, its counts, its conversation."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import orjson
+
+from polar.errors import BadRequest, ContextOverflow, EngineError, Unauthorized
+from polar.gateway.assembly import Assembled, Assembly
+from polar.gateway.call import CallEnvironment, CallRequest, RunningCall
+from polar.gateway.policy import SessionPolicy, SessionUsage, UsageCounter
+from polar.rendering import SessionSplicer
+from polar.rendering.base import Renderer
+from polar.types import Call, CallId, Chat, Sampling, Session
+
+__all__ = ["OpenSession", "SessionEnvironment"]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionEnvironment:
+    """What all sessions need."""
+
+    calls: CallEnvironment
+    renderer: Renderer
+    max_context: int
+    """Most tokens of prompt and reply together."""
+    disconnect_grace_s: float
+    new_id: Callable[[], str]
+
+
+class OpenSession:
+    """Takes the requests of one session, in any number at a time."""
+
+    def __init__(
+        self, session: Session, policy: SessionPolicy, environment: SessionEnvironment
+    ) -> None:
+        self.session = session
+        self._policy = policy
+        self._environment = environment
+        self._splicer = SessionSplicer(environment.renderer)
+        self._begun = 0
+        self._joinable: dict[bytes, RunningCall] = {}
+        self._running: set[RunningCall] = set()
+        self._counter = UsageCounter()
+
+    def usage(self) -> SessionUsage:
+        """Count what was used so far."""
+        return self._counter.usage()
+
+    def call(self, chat: Chat, headers: Mapping[str, str]) -> RunningCall:
+        """Begin a call, or join the identical one that is still running.
+
+        Raises:
+            BadRequest: The session has used up its calls, or the model's template cannot
+                express the conversation.
+            ContextOverflow: The prompt leaves no room for a token.
+        """
+        digest = _digest(chat)
+        running = self._joinable.get(digest)
+        if running is not None:
+            self._counter.add_coalesced()
+            return running
+        call = self._begin(chat, headers, digest)
+        self._joinable[digest] = call
+        self._running.add(call)
+        return call
+
+    def suspend_timeouts(self) -> None:
+        """Stop the engine's clock for all calls."""
+        for call in self._running:
+            call.suspend_timeout()
+
+    def restart_timeouts(self) -> None:
+        """Give the engine its full time again for all calls."""
+        for call in self._running:
+            call.restart_timeout()
+
+    async def aclose(self) -> None:
+        """Abandon what runs and wait until it is on record."""
+        running = tuple(self._running)
+        for call in running:
+            call.abandon(Unauthorized("the session has ended"))
+        for call in running:
+            await call.wait_recorded()
+
+    def _begin(self, chat: Chat, headers: Mapping[str, str], digest: bytes) -> RunningCall:
+        limit = self._policy.max_calls
+        if limit is not None and self._begun >= limit:
+            raise BadRequest(f"call limit reached: this session may make {limit} calls")
+        environment = self._environment
+        kind = self._policy.kind_of(chat, headers)
+        prepared = self._splicer.prepare(chat)
+        sampling = self._sampling(chat.sampling, len(prepared.prompt_ids))
+        request = CallRequest(
+            id=CallId(f"call-{environment.new_id()}"),
+            session=self.session,
+            index=self._begun,
+            chat=chat,
+            kind=kind,
+            prepared=prepared,
+            sampling=sampling,
+            digest=digest,
+        )
+        parser = environment.renderer.parser(
+            chat.tools, new_tool_call_id=lambda: f"call_{environment.new_id()}"
+        )
+        self._begun += 1
+        return RunningCall(
+            request,
+            Assembly(parser, chat.sampling.stop),
+            environment.calls,
+            on_recorded=self._recorded,
+            on_deserted=self._deserted,
+            on_done=self._done,
+        )
+
+    def _sampling(self, wanted: Sampling, prompt_tokens: int) -> Sampling:
+        """Pin and clamp what the harness wants."""
+        room = self._environment.max_context - prompt_tokens
+        if room < 1:
+            raise ContextOverflow(
+                prompt_tokens=prompt_tokens, max_context=self._environment.max_context
+            )
+        policy = self._policy
+        caps = [cap for cap in (room, wanted.max_tokens, policy.max_tokens) if cap is not None]
+        return replace(
+            wanted,
+            temperature=wanted.temperature if policy.temperature is None else policy.temperature,
+            top_p=wanted.top_p if policy.top_p is None else policy.top_p,
+            max_tokens=min(caps),
+            stop_token_ids=self._environment.renderer.stop_token_ids,
+        )
+
+    def _recorded(self, call: Call, assembled: Assembled) -> None:
+        """Let later calls extend this one; a copy that was cut is not what was sampled."""
+        self._counter.add_call(call)
+        self._splicer.record(replace(call, reply=assembled.sampled))
+
+    def _deserted(self, call: RunningCall) -> None:
+        grace_s = self._environment.disconnect_grace_s
+        if grace_s == 0:
+            self._abandon_if_deserted(call)
+        else:
+            asyncio.get_running_loop().call_later(grace_s, self._abandon_if_deserted, call)
+
+    def _abandon_if_deserted(self, call: RunningCall) -> None:
+        if call.feed.deserted and call.abandon(EngineError("the client has left")):
+            self._stop_joining(call)
+
+    def _done(self, call: RunningCall) -> None:
+        self._running.discard(call)
+        self._stop_joining(call)
+
+    def _stop_joining(self, call: RunningCall) -> None:
+        if self._joinable.get(call.request.digest) is call:
+            del self._joinable[call.request.digest]
+
+
+def _digest(chat: Chat) -> bytes:
+    """Identify what a request asks for, however it wants it delivered."""
+    asked = replace(chat, stream=False, include_usage=False)
+    text = orjson.dumps(asked, default=dict, option=orjson.OPT_SORT_KEYS)
+    return hashlib.blake2b(text, digest_size=16).digest()
