@@ -8,6 +8,7 @@ import re
 import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from types import MappingProxyType
 from typing import Any, Literal, Self
 
@@ -17,13 +18,14 @@ from polar.errors import RuntimeFailed
 from polar.evaluators.base import Evaluation
 from polar.evaluators.pattern import PatternTimeout, search
 from polar.evaluators.settings import read_settings
-from polar.evaluators.work_folder import Unreadable, WorkFolder
+from polar.evaluators.work_folder import Missing, Unreadable, WorkFolder
 from polar.tasks.paths import check_path
 from polar.types import Grade
 
 __all__ = ["Check", "FilesEvaluator", "FilesSettings"]
 
 _PATTERN_TIMEOUT_S = 5.0
+_MAX_NAMED = 20
 
 
 class Check(BaseModel):
@@ -50,11 +52,11 @@ class Check(BaseModel):
     absent: Literal[True] | None = None
     """Nothing is there."""
     is_dir: Literal[True] | None = None
-    """A folder is there."""
+    """A folder is there, or a link to one in the work folder."""
     executable: bool | None = None
     """Whether the owner may execute the file."""
     mode: str | None = Field(None, pattern="^[0-7]{3,4}$")
-    """The file's permissions in octal, like `755`."""
+    """The permissions of the file or folder in octal, like `755`."""
     link_to: str | None = None
     """A symbolic link is there that leads to this path."""
 
@@ -157,10 +159,11 @@ class _Look:
             return str(error)
 
     def unexpected(self, checks: list[Check]) -> list[str]:
-        """Name what the task did not lay out and no check names."""
+        """Name what the task did not lay out and no check names, up to a limit."""
         expected = frozenset({*self.laid_out, *(check.path for check in checks)})
         try:
-            return [f"{path} should not be there" for path in self.folder.unexpected(expected)]
+            found = islice(self.folder.unexpected(expected), _MAX_NAMED)
+            return [f"{path} should not be there" for path in found]
         except Unreadable as error:
             return [str(error)]
 
@@ -194,10 +197,15 @@ class _Look:
         return None
 
     def absent(self, check: Check) -> str | None:
-        return "is still there" if self.folder.holds(check.path) else None
+        try:
+            self.folder.status(check.path)
+        except Missing:
+            return None
+        return "is still there"
 
     def is_dir(self, check: Check) -> str | None:
-        return None if self.folder.is_folder(check.path) else "is not a folder"
+        is_folder = stat.S_ISDIR(self.folder.target_status(check.path).st_mode)
+        return None if is_folder else "is not a folder"
 
     def executable(self, check: Check) -> str | None:
         may = bool(self._mode(check) & stat.S_IXUSR)
@@ -213,7 +221,7 @@ class _Look:
         return None if same else f"leads to {target}"
 
     def _mode(self, check: Check) -> int:
-        return stat.S_IMODE(self.folder.status(check.path).st_mode)
+        return stat.S_IMODE(self.folder.target_status(check.path).st_mode)
 
     def _text(self, check: Check) -> str:
         try:

@@ -36,20 +36,19 @@ class WorkFolder:
         """Look at an entry itself, not at what it links to.
 
         Raises:
-            Unreadable: It does not exist, or lies behind a link that leads out.
+            Missing: It does not exist.
+            Unreadable: It lies behind a link that leads out.
         """
         return self._lstat(self._entry(path))
 
-    def holds(self, path: str) -> bool:
-        """Whether anything is there, a dangling link too; what cannot be looked at counts."""
-        try:
-            self._root()
-            self.status(path)
-        except Missing:
-            return False
-        except Unreadable:
-            return True
-        return True
+    def target_status(self, path: str) -> os.stat_result:
+        """Look at an entry, or at what it links to if that is in the folder.
+
+        Raises:
+            Missing: It does not exist.
+            Unreadable: It leads out.
+        """
+        return self._lstat(self._target(path))
 
     def link_target(self, path: str) -> str:
         """Read where a symbolic link leads, as it was written.
@@ -67,7 +66,7 @@ class WorkFolder:
         Raises:
             Unreadable: It does not exist, is not a regular file, is too large or leads out.
         """
-        target = self._inside(os.path.realpath(self._entry(path)))
+        target = self._target(path)
         if not stat.S_ISREG(self._lstat(target).st_mode):
             raise Unreadable("is not a regular file")
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -79,14 +78,6 @@ class WorkFolder:
         if len(data) > self.max_bytes:
             raise Unreadable(f"is larger than {self.max_bytes} bytes")
         return data
-
-    def is_folder(self, path: str) -> bool:
-        """Whether a folder is there, or a link to one that stays inside."""
-        try:
-            target = self._inside(os.path.realpath(self._entry(path)))
-            return stat.S_ISDIR(self._lstat(target).st_mode)
-        except Unreadable:
-            return False
 
     def unexpected(self, expected: frozenset[str]) -> Iterator[str]:
         """Find what is neither expected nor a folder on the way to something expected.
@@ -117,7 +108,7 @@ class WorkFolder:
             raise Unreadable(f"the folder {folder!r} cannot be listed: {error.strerror}") from error
 
     def _root(self) -> str:
-        if not stat.S_ISDIR(self._lstat(str(self.path)).st_mode):
+        if self.path.is_symlink() or not self.path.is_dir():
             raise Unreadable("is in a work folder that has been replaced")
         return os.path.realpath(self.path)
 
@@ -125,6 +116,9 @@ class WorkFolder:
         folder, name = os.path.split(path)
         parent = self._inside(os.path.realpath(os.path.join(self._root(), folder)))
         return os.path.join(parent, name)
+
+    def _target(self, path: str) -> str:
+        return self._inside(os.path.realpath(self._entry(path)))
 
     def _inside(self, real: str) -> str:
         root = self._root()

@@ -11,14 +11,14 @@ __all__ = ["Dice", "Scene", "draw_scene"]
 
 ItemT = TypeVar("ItemT")
 
-_NAMES = (
+_NAMES = (  # noqa: SIM905 - a list of words reads better as text
     "animals apples authors birds books boxes cards cities clouds coins colors desks dogs farms "
     "fish flags flowers forests fruits games garden houses islands jobs kings lakes letters maps "
     "metals months music names notes orders parts people pets planets plants points ports rivers "
     "roads rooms rows ships shops songs spices stars stones students tables teams tools towns "
     "toys trains trees villages words"
-).split()  # noqa: SIM905 - words read better as text
-_WORDS = (
+).split()
+_WORDS = (  # noqa: SIM905
     "apple arrow bell berry boat bread bridge brown candle castle cedar cherry circle clover "
     "cotton crow dragon eagle ember feather field flame forest garlic ginger grape green hammer "
     "harbor honey island ivory jacket jungle kettle ladder lemon lion maple marble meadow melon "
@@ -26,7 +26,7 @@ _WORDS = (
     "purple rabbit river robin rocket salmon sand shadow silver smoke spider spring stone storm "
     "sugar summer thunder tiger tulip turtle valley velvet violet walnut water whale willow "
     "window winter wolf wood yellow zebra"
-).split()  # noqa: SIM905
+).split()
 _EXTENSIONS = ("txt", "md", "csv", "log")
 
 
