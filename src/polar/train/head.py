@@ -1,0 +1,101 @@
+"""Logprobs of sampled tokens without the logits of a whole batch in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["sampled_logprobs"]
+
+
+def sampled_logprobs(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    rows: Tensor,
+    tokens: Tensor,
+    temperature: float = 1.0,
+    chunk: int = 256,
+) -> tuple[Tensor, Tensor]:
+    """Compute the logprobs of some tokens under `softmax(hidden @ weight.T / temperature)`.
+
+    Logits exist for `chunk` rows at a time, and are computed again in the backward pass.
+
+    Args:
+        hidden: [rows, hidden_size]; with gradient.
+        weight: [vocabulary, hidden_size]; the output head, with gradient if it requires one.
+        bias: [vocabulary] or absent.
+        rows: int64 [samples], ascending; the row of `hidden` that predicts each sample.
+        tokens: int64 [samples]; the token of each sample.
+        temperature: Logits are divided by it.
+        chunk: Rows whose logits are in memory at once.
+
+    Returns:
+        Logprobs float32 [samples], and entropies float32 [rows] of the distributions (without
+        gradient).
+    """
+    logprobs, entropies = _SampledLogprobs.apply(
+        hidden, weight, bias, rows, tokens, temperature, chunk
+    )
+    return logprobs, entropies
+
+
+class _SampledLogprobs(torch.autograd.Function):
+    @staticmethod
+    def forward(  # type: ignore[override]  # noqa: PLR0913
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        rows: Tensor,
+        tokens: Tensor,
+        temperature: float,
+        chunk: int,
+    ) -> tuple[Tensor, Tensor]:
+        logprobs = torch.empty(rows.shape, dtype=torch.float32, device=hidden.device)
+        entropies = torch.empty(hidden.shape[:1], dtype=torch.float32, device=hidden.device)
+        for start, stop, samples in _chunks(rows, hidden.shape[0], chunk):
+            logs = _log_softmax(hidden[start:stop], weight, bias, temperature)
+            logprobs[samples] = logs[rows[samples] - start, tokens[samples]]
+            entropies[start:stop] = -(logs.exp() * logs).sum(-1)
+        ctx.save_for_backward(hidden, weight, bias, rows, tokens)
+        ctx.temperature, ctx.chunk = temperature, chunk
+        ctx.mark_non_differentiable(entropies)
+        return logprobs, entropies
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        hidden, weight, bias, rows, tokens = ctx.saved_tensors
+        grad_hidden = torch.empty_like(hidden)
+        grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
+        grad_bias = torch.zeros_like(bias) if ctx.needs_input_grad[2] else None
+        for start, stop, samples in _chunks(rows, hidden.shape[0], ctx.chunk):
+            d_logits = _log_softmax(hidden[start:stop], weight, bias, ctx.temperature).exp_()
+            local, share = rows[samples] - start, grad[samples]
+            d_logits.mul_(-d_logits.new_zeros(stop - start).index_add_(0, local, share)[:, None])
+            d_logits.index_put_((local, tokens[samples]), share, accumulate=True)
+            narrow = d_logits.div_(ctx.temperature).to(weight.dtype)
+            grad_hidden[start:stop] = narrow @ weight
+            if grad_weight is not None:
+                grad_weight.addmm_(narrow.t(), hidden[start:stop])
+            if grad_bias is not None:
+                grad_bias += narrow.sum(0)
+        return grad_hidden, grad_weight, grad_bias, None, None, None, None
+
+
+def _chunks(rows: Tensor, size: int, chunk: int) -> list[tuple[int, int, slice]]:
+    """Row ranges, each with the slice of the samples that they predict."""
+    edges = [*range(0, size, chunk), size]
+    cuts = torch.searchsorted(rows, torch.tensor(edges, device=rows.device)).tolist()
+    return [
+        (a, b, slice(i, j)) for a, b, i, j in zip(edges, edges[1:], cuts, cuts[1:], strict=False)
+    ]
+
+
+def _log_softmax(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
+    """float32 [rows, vocabulary]; the product is computed in the dtype of the weight."""
+    logits = torch.nn.functional.linear(hidden, weight, bias).float()
+    return logits.div_(temperature).log_softmax(-1)

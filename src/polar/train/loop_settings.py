@@ -1,0 +1,43 @@
+"""What a user can set about the training loop."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+__all__ = ["LoopSettings", "WarmStartSettings"]
+
+
+class WarmStartSettings(BaseModel):
+    """A short supervised start on an expert's trajectories, made through the same harness."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    sessions: int = Field(default=0, ge=0)
+    """Expert sessions to collect; 0 switches the warm start off."""
+    epochs: int = Field(default=1, ge=1)
+    """Passes over the expert's trajectories."""
+    batch_sessions: int = Field(default=8, ge=1)
+    """Sessions of an optimizer step."""
+    lr: float = Field(default=2e-5, gt=0)
+    """Learning rate of the warm start."""
+
+
+class LoopSettings(BaseModel):
+    """How long to train, on how much, and how often to look."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    steps: int = Field(default=20, ge=0)
+    """Optimizer steps of reinforcement learning."""
+    tasks_per_step: int = Field(default=4, ge=1)
+    """Tasks (groups) of a step."""
+    group_size: int = Field(default=8, ge=2)
+    """Sessions of a task, over which advantages are computed."""
+    heldout_sessions: int = Field(default=64, ge=0)
+    """Held-out tasks of an evaluation, one session each; 0 switches evaluation off."""
+    save_every: int = Field(default=5, ge=1)
+    """Steps between saves of the state that `--resume` needs; an interrupt saves too."""
+    minutes: float | None = Field(default=None, gt=0)
+    """Time budget of the whole run: no step is begun that would not leave time to evaluate."""
+    warm_start: WarmStartSettings = WarmStartSettings()
+    """The supervised warm start."""

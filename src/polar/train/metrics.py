@@ -1,0 +1,66 @@
+"""What a training step reports."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["StepMetrics", "SupervisedMetrics"]
+
+
+@dataclass(frozen=True, slots=True)
+class StepMetrics:
+    """One `Trainer.step`. Means are over trained tokens; absent where there were none."""
+
+    weight_version: int
+    """Version of the weights after the step."""
+    loss: float
+    """Mean loss of the optimizer steps."""
+    grad_norm: float
+    """Largest gradient norm of the optimizer steps, before clipping."""
+    lr: float
+    """Learning rate of the last optimizer step."""
+    optimizer_steps: int
+    groups: int
+    groups_without_spread: int
+    """Groups that were skipped because their rewards do not differ."""
+    trained_tokens: int
+    """Sampled tokens with an advantage, once each."""
+    dropped_tokens: int
+    """Sampled tokens of traces that are longer than `max_tokens_per_batch`."""
+    tree_tokens: int
+    """Tokens that were computed."""
+    sequence_tokens: int
+    """Tokens that separate sequences would have cost."""
+    tree_saving: float
+    """`sequence_tokens / tree_tokens`."""
+    engine_gap_mean: float | None
+    """Mean absolute difference of engine and trainer logprobs, of tokens that the current weights
+    sampled."""
+    engine_gap_max: float | None
+    ratio_mean: float | None
+    """Mean of current over old policy."""
+    clip_fraction: float | None
+    """Share of tokens whose gradient was clipped away."""
+    engine_weight_mean: float | None
+    """Mean truncated importance weight between trainer and engine."""
+    entropy: float | None
+    """Mean entropy in nats of the distributions that trained tokens were sampled from."""
+    train_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisedMetrics:
+    """One `Trainer.supervised`."""
+
+    weight_version: int
+    """Version of the weights afterwards."""
+    losses: tuple[float, ...]
+    """Mean negative log-likelihood of a sampled token, of each epoch."""
+    optimizer_steps: int
+    trained_tokens: int
+    """Sampled tokens, once each and epoch."""
+    dropped_tokens: int
+    """Sampled tokens of traces that are longer than `max_tokens_per_batch`, each epoch."""
+    tree_tokens: int
+    sequence_tokens: int
+    train_s: float

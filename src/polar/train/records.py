@@ -1,0 +1,133 @@
+"""What a run leaves behind: metrics as JSON lines, a summary, a curve."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from polar.train.loop import Evaluation
+
+__all__ = ["MetricsLog", "draw_curve", "terminal_curve", "write_json"]
+
+
+class MetricsLog:
+    """Appends rows to a JSON-lines file; a torn last line of a killed process is cut off."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._rows = [dict(row) for row in _whole_rows(path)]
+        _replace(path, "".join(json.dumps(row) + "\n" for row in self._rows))
+
+    @property
+    def rows(self) -> Sequence[Mapping[str, object]]:
+        """All rows, oldest first."""
+        return self._rows
+
+    def cut_after(self, step: int) -> None:
+        """Forget training rows later than `step`: a resumed run makes them again."""
+        self._rows = [
+            row for row in self._rows if row["phase"] != "train" or int(str(row["step"])) <= step
+        ]
+        _replace(self._path, "".join(json.dumps(row) + "\n" for row in self._rows))
+
+    def add(self, row: Mapping[str, object]) -> None:
+        """Append one row and flush it to the file system."""
+        self._rows.append(dict(row))
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write a JSON file atomically."""
+    _replace(path, json.dumps(value, indent=2) + "\n")
+
+
+def draw_curve(
+    path: Path,
+    rows: Sequence[Mapping[str, object]],
+    before: Evaluation | None,
+    after: Evaluation | None,
+    *,
+    title: str,
+) -> None:
+    """Draw pass rate a step and the held-out evaluations with their intervals as a PNG."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    steps, rates = training_curve(rows)
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.plot(steps, rates, color="#9bbcd6", marker="o", markersize=3, label="training, each step")
+    axes.plot(
+        steps, smoothed(rates), color="#1f5f8b", linewidth=2, label="training, mean of 5 steps"
+    )
+    ends = ((0, before), (max(steps, default=0), after))
+    for index, (x, found) in enumerate(ends):
+        if found is not None:
+            axes.errorbar(
+                x,
+                found.pass_at_1,
+                yerr=[[found.pass_at_1 - found.low], [found.high - found.pass_at_1]],
+                fmt="s",
+                color="#c8501e",
+                capsize=5,
+                label="held-out pass@1, 95% interval" if index == 0 else None,
+            )
+    axes.set(xlabel="step", ylabel="pass rate", ylim=(0, 1), title=title)
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower right")
+    figure.savefig(path, dpi=130)
+
+
+def terminal_curve(rows: Sequence[Mapping[str, object]], *, width: int) -> str:
+    """Draw the pass rate a step for the terminal; empty with fewer than two steps."""
+    import plotext
+
+    steps, rates = training_curve(rows)
+    if len(steps) < 2:
+        return ""
+    plotext.clear_figure()
+    plotext.theme("clear")
+    plotext.plot_size(min(width, 90), 14)
+    plotext.ylim(0, 1)
+    plotext.plot(steps, rates, marker="dot", label="pass rate")
+    plotext.plot(steps, smoothed(rates), marker="braille", label="mean of 5")
+    plotext.xlabel("step")
+    return str(plotext.build())
+
+
+def training_curve(rows: Sequence[Mapping[str, object]]) -> tuple[list[int], list[float]]:
+    """Read steps and pass rates from metrics rows."""
+    trained = [row for row in rows if row["phase"] == "train"]
+    return [int(str(row["step"])) for row in trained], [
+        float(str(row["pass_rate"])) for row in trained
+    ]
+
+
+def smoothed(values: Sequence[float], window: int = 5) -> list[float]:
+    """Average each value with up to `window - 1` before it."""
+    return [
+        sum(values[max(0, end - window) : end]) / min(window, end)
+        for end in range(1, len(values) + 1)
+    ]
+
+
+def _whole_rows(path: Path) -> list[Mapping[str, object]]:
+    if not path.exists():
+        return []
+    rows = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return rows
+
+
+def _replace(path: Path, text: str) -> None:
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)

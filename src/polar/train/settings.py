@@ -1,0 +1,91 @@
+"""What a user can set about learning."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+__all__ = ["LoraSettings", "TrainSettings"]
+
+Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+
+class LoraSettings(BaseModel):
+    """A low-rank adapter in place of full fine-tuning."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    rank: Annotated[int, Field(ge=1)] = 16
+    """Rank of each adapter."""
+    alpha: Annotated[float, Field(gt=0.0)] = 32.0
+    """The adapter's product is scaled by `alpha / rank`."""
+    target_modules: tuple[str, ...] = (
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+        "gate_proj",
+        "up_proj",
+        "down_proj",
+    )
+    """Last names of the linear layers that get an adapter."""
+
+
+class TrainSettings(BaseModel):
+    """How the policy learns from groups of sessions."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    algorithm: Literal["grpo", "dr_grpo", "rloo"] = "grpo"
+    """How rewards become advantages: `grpo` (mean and deviation of the group), `dr_grpo` (mean
+    only), `rloo` (mean of the other sessions)."""
+    failed_sessions: Literal["baseline", "exclude"] = "exclude"
+    """Sessions that broke through no doing of the model: with reward 0 in the group's baseline,
+    or left out of it. They are never trained on."""
+    normalizer: Literal["token_mean", "session_mean", "constant"] = "token_mean"
+    """What the loss of an optimizer step is divided by: its trained tokens; each session's trained
+    tokens and the number of sessions; or sessions times `normalizer_tokens`."""
+    normalizer_tokens: Annotated[int, Field(ge=1)] = 1024
+    """Tokens a session counts for when `normalizer` is `constant`."""
+    clip_low: Fraction = 0.2
+    """The policy ratio is clipped below at `1 - clip_low`."""
+    clip_high: Annotated[float, Field(ge=0.0)] = 0.28
+    """The policy ratio is clipped above at `1 + clip_high`."""
+    recompute: bool = True
+    """Take the old logprobs from the trainer's own forward pass, and correct the engine's
+    deviation by truncated importance sampling; otherwise the engine's are the old logprobs."""
+    tis_cap: Annotated[float, Field(gt=0.0)] | None = 2.0
+    """Cap of the importance weight between trainer and engine; absent: no correction."""
+    temperature: Annotated[float, Field(gt=0.0)] = 1.0
+    """The sampling temperature of the rollouts; logits are divided by it."""
+    top_p: float = 1.0
+    """The nucleus of the rollouts; only 1.0 can be trained on."""
+    lr: Annotated[float, Field(gt=0.0)] = 2e-6
+    """Learning rate after warm-up."""
+    betas: tuple[Fraction, Fraction] = (0.9, 0.98)
+    """AdamW's decay rates."""
+    weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
+    """AdamW's decoupled weight decay."""
+    max_grad_norm: Annotated[float, Field(gt=0.0)] = 1.0
+    """The gradient of an optimizer step is scaled down to this norm."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Optimizer steps over which the learning rate rises linearly."""
+    epochs_per_step: Annotated[int, Field(ge=1)] = 1
+    """Passes over the groups of a step."""
+    minibatches_per_step: Annotated[int, Field(ge=1)] = 1
+    """Optimizer steps that the groups of a step are divided among, in each pass."""
+    max_tokens_per_batch: Annotated[int, Field(ge=1)] = 4096
+    """Most unique tokens in one forward and backward pass. Longer traces are dropped and counted."""
+    logits_per_chunk: Annotated[int, Field(ge=1)] = 256
+    """Positions whose logits are in memory at once."""
+    gradient_checkpointing: bool = False
+    """Recompute each layer in the backward pass, for less memory and a third more time."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """What is computed in; the optimizer's weights are float32 either way."""
+    train_embeddings: bool = True
+    """Whether the input embedding and the output head are trained too."""
+    lora: LoraSettings | None = None
+    """Train a low-rank adapter, merged into the weights after each step; absent: all weights."""
+    seed: int = 0
+    """Seed of everything random in training."""

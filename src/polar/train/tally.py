@@ -1,0 +1,99 @@
+"""Sums that a training step gathers batch by batch for its metrics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from polar.train.loss import PolicyLoss
+from polar.train.metrics import StepMetrics
+from polar.train.tree_batch import TreeBatch
+
+__all__ = ["Tally"]
+
+
+@dataclass(slots=True)
+class Tally:
+    """What one `Trainer.step` did so far."""
+
+    version: int
+    """Weight version before the step."""
+    samples: int = 0
+    tree_tokens: int = 0
+    sequence_tokens: int = 0
+    loss: float = 0.0
+    ratio: float = 0.0
+    clipped: float = 0.0
+    engine_weight: float = 0.0
+    entropy: float = 0.0
+    gap_sum: float = 0.0
+    gap_max: float = 0.0
+    gap_samples: int = 0
+    grad_norms: list[float] = field(default_factory=list)
+
+    def add_batch(
+        self, batch: TreeBatch, logprobs: Tensor, entropies: Tensor, result: PolicyLoss
+    ) -> None:
+        """Count one batch of one pass; the gap only before the first update."""
+        self.samples += logprobs.numel()
+        self.tree_tokens += batch.token_ids.size
+        self.sequence_tokens += batch.sequence_tokens
+        self.loss += float(result.loss.detach())
+        self.ratio += float(result.ratio.sum())
+        self.clipped += float(result.clipped.sum())
+        self.engine_weight += float(result.engine_weight.sum())
+        self.entropy += float(entropies[torch.from_numpy(batch.sample_rows)].sum())
+        if not self.grad_norms:
+            self.add_gap(batch, logprobs)
+
+    def add_gap(self, batch: TreeBatch, logprobs: Tensor) -> None:
+        """Compare with the engine on the tokens that the current weights sampled."""
+        current = torch.from_numpy(batch.weight_versions == self.version)
+        gaps = (logprobs.cpu() - torch.from_numpy(batch.engine_logprobs)).abs()[current]
+        if gaps.numel():
+            self.gap_sum += float(gaps.sum())
+            self.gap_max = max(self.gap_max, float(gaps.max()))
+            self.gap_samples += gaps.numel()
+
+    def add_update(self, grad_norm: float) -> None:
+        """Count one optimizer step."""
+        self.grad_norms.append(grad_norm)
+
+    def metrics(
+        self,
+        *,
+        weight_version: int,
+        lr: float,
+        groups: int,
+        groups_without_spread: int,
+        dropped_tokens: int,
+        train_s: float,
+    ) -> StepMetrics:
+        """Divide the sums."""
+        return StepMetrics(
+            weight_version=weight_version,
+            loss=self.loss / max(1, len(self.grad_norms)),
+            grad_norm=max(self.grad_norms, default=0.0),
+            lr=lr,
+            optimizer_steps=len(self.grad_norms),
+            groups=groups,
+            groups_without_spread=groups_without_spread,
+            trained_tokens=self.samples,
+            dropped_tokens=dropped_tokens,
+            tree_tokens=self.tree_tokens,
+            sequence_tokens=self.sequence_tokens,
+            tree_saving=self.sequence_tokens / self.tree_tokens if self.tree_tokens else 1.0,
+            engine_gap_mean=_mean(self.gap_sum, self.gap_samples),
+            engine_gap_max=self.gap_max if self.gap_samples else None,
+            ratio_mean=_mean(self.ratio, self.samples),
+            clip_fraction=_mean(self.clipped, self.samples),
+            engine_weight_mean=_mean(self.engine_weight, self.samples),
+            entropy=_mean(self.entropy, self.samples),
+            train_s=train_s,
+        )
+
+
+def _mean(total: float, count: int) -> float | None:
+    return total / count if count else None
