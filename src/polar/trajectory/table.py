@@ -53,6 +53,12 @@ SCHEMA_VERSION = 1
 
 _VERSION_KEY = b"polar.trajectories"
 
+
+def _list(of: pa.DataType) -> pa.DataType:
+    """A list type as it comes back from a Parquet file, which names the items `element`."""
+    return pa.list_(pa.field("element", of))
+
+
 SCHEMA = pa.schema(
     [
         ("session_id", pa.string()),
@@ -64,11 +70,11 @@ SCHEMA = pa.schema(
         ("phase", pa.string()),
         ("step", pa.int32()),
         ("trace_index", pa.int32()),
-        ("token_ids", pa.list_(pa.int32())),
-        ("loss_mask", pa.list_(pa.bool_())),
-        ("logprobs", pa.list_(pa.float32())),
-        ("weight_versions", pa.list_(pa.int32())),
-        ("call_ids", pa.list_(pa.string())),
+        ("token_ids", _list(pa.int32())),
+        ("loss_mask", _list(pa.bool_())),
+        ("logprobs", _list(pa.float32())),
+        ("weight_versions", _list(pa.int32())),
+        ("call_ids", _list(pa.string())),
         ("report_json", pa.string()),
     ],
     metadata={_VERSION_KEY: str(SCHEMA_VERSION).encode()},
