@@ -6,11 +6,10 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from polar.dialects import Dialect, Route
-from polar.dialects.base import NO_PARAMS
 from polar.errors import BadRequest, PolarError, RequestTooLarge, Unauthorized, UnknownRoute
 from polar.gateway.call import RunningCall
 from polar.gateway.session import OpenSession
@@ -45,7 +44,7 @@ class _Target:
 
     dialect: Dialect
     route: Route
-    params: Mapping[str, str] = field(default=NO_PARAMS)
+    params: Mapping[str, str]
 
 
 class GatewayApp:
