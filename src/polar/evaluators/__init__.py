@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from importlib import import_module
 from importlib.metadata import entry_points
 
 from polar.errors import ConfigError
 from polar.evaluators.base import Evaluation, Evaluator
 from polar.tasks.problems import nearest
-from polar.types import EvaluatorSpec
+from polar.types import EvaluatorSpec, Task
 
-__all__ = ["Evaluation", "Evaluator", "from_spec", "load", "names"]
+__all__ = ["Evaluation", "Evaluator", "check_tasks", "from_spec", "load", "names"]
 
 _GROUP = "polar.evaluators"
 _BUILT_IN = {
@@ -47,3 +48,17 @@ def from_spec(spec: EvaluatorSpec) -> Evaluator:
         ConfigError: There is none of that name, or it refuses its settings.
     """
     return load(spec.name).from_config(spec.config)
+
+
+def check_tasks(tasks: Iterable[Task]) -> None:
+    """Make the evaluator of each task once, so that a wrong setting is found before anything runs.
+
+    Raises:
+        ConfigError: Names the first task whose evaluator is unknown or refuses its settings.
+    """
+    for task in tasks:
+        try:
+            from_spec(task.evaluator)
+        except ConfigError as error:
+            place = f"task {task.id!r}" + (f", {error.where}" if error.where else "")
+            raise ConfigError(error.what, where=place, fix=error.fix) from error

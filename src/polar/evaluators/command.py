@@ -8,10 +8,8 @@ import os
 import re
 import shutil
 import stat
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -20,6 +18,7 @@ from polar.errors import RuntimeFailed
 from polar.evaluators.base import Evaluation
 from polar.evaluators.settings import read_settings
 from polar.runtimes.base import ExecResult, ProcessSpec, SandboxSpec
+from polar.runtimes.scratch import scratch_folder
 from polar.tasks.paths import check_paths, lay_out
 from polar.types import Grade
 
@@ -86,8 +85,8 @@ class CommandEvaluator:
         Raises:
             RuntimeFailed: The sandbox did not start, or the shell could not run the command.
         """
-        with tempfile.TemporaryDirectory(prefix="polar-grade-", ignore_cleanup_errors=True) as temp:
-            work, grader = Path(temp, "work"), Path(temp, "grader")
+        async with scratch_folder() as scratch:
+            work, grader = scratch / "work", scratch / "grader"
             refusal = await asyncio.to_thread(self._prepare, evaluation.work_dir, work, grader)
             if refusal is not None:
                 return _grade(0.0, passed=False, why=refusal)
@@ -110,7 +109,7 @@ class CommandEvaluator:
             argv=("sh", "-c", self._settings.run),
             env={
                 "GRADER": str(grader),
-                "LC_ALL": "C",
+                "LC_ALL": "C.UTF-8",
                 "TZ": "UTC",
                 "PYTHONHASHSEED": "0",
                 "PYTHONDONTWRITEBYTECODE": "1",
@@ -157,7 +156,7 @@ def _grade(reward: float, *, passed: bool, why: str, result: ExecResult | None =
             "stdout": result.stdout[-_SHOWN_CHARS:],
             "stderr": result.stderr[-_SHOWN_CHARS:],
         }
-    return Grade(reward=reward, passed=passed, details=MappingProxyType(details))
+    return Grade(reward=reward, passed=passed, details=details)
 
 
 def _copy_work(source: Path, target: Path, *, max_bytes: int) -> str | None:

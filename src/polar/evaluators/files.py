@@ -20,6 +20,7 @@ from polar.evaluators.pattern import PatternTimeout, search
 from polar.evaluators.settings import read_settings
 from polar.evaluators.work_folder import Missing, Unreadable, WorkFolder
 from polar.tasks.paths import check_path
+from polar.tasks.problems import Refused
 from polar.types import Grade
 
 __all__ = ["Check", "FilesEvaluator", "FilesSettings"]
@@ -71,7 +72,8 @@ class Check(BaseModel):
         try:
             re.compile(pattern or "")
         except re.error as error:
-            raise ValueError(f"{pattern!r} is no regular expression ({error})") from error
+            what = f"{pattern!r} is no regular expression: {error}"
+            raise Refused(what, fix="Write it as for Python's `re`.") from error
         return pattern
 
     @model_validator(mode="after")
@@ -79,9 +81,9 @@ class Check(BaseModel):
         given = [name for name in _CONDITIONS if getattr(self, name) is not None]
         if len(given) != 1:
             found = f"has {', '.join(given)}" if given else "has no condition"
-            raise ValueError(f"{found}; give exactly one of: {', '.join(_CONDITIONS)}")
+            raise Refused(found, fix=f"Give exactly one of: {', '.join(_CONDITIONS)}.")
         if self.strip and self.equals is None:
-            raise ValueError("`strip` has no use here; give it with `equals` only")
+            raise Refused("`strip` has no use here", fix="Give it with `equals` only.")
         return self
 
     @property
@@ -142,8 +144,8 @@ class FilesEvaluator:
         share = sum(why is None for why in counted) / len(counted) if counted else 0.0
         passed = not failed
         partial = 0.0 if guard_broken else settings.partial_weight * share
-        details = MappingProxyType({"failed": tuple(failed)})
-        return Grade(reward=1.0 if passed else partial, passed=passed, details=details)
+        reward = 1.0 if passed else partial
+        return Grade(reward=reward, passed=passed, details={"failed": failed})
 
 
 @dataclass(frozen=True, slots=True)

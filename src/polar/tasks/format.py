@@ -161,6 +161,7 @@ def write_tasks(path: Path, tasks: Iterable[Task]) -> None:
         part.write_bytes(text.encode())
         part.replace(path)
     except OSError as error:
+        part.unlink(missing_ok=True)
         what = f"the task file cannot be written: {error.strerror}"
         raise TaskFileError(what, where=str(path), fix="Choose another path.") from error
 

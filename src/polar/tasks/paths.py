@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from polar.errors import ConfigError
+from polar.tasks.problems import Refused
 
 __all__ = ["check_path", "check_paths", "lay_out"]
 
@@ -22,19 +23,22 @@ def check_path(path: str) -> str:
         The same path.
 
     Raises:
-        ValueError: Says what is wrong and how to write it.
+        Refused: Says what is wrong and how to write it.
     """
     names = path.split("/")
     if path.startswith("/"):
-        raise ValueError(f"the path {path!r} is absolute; write it relative to the work folder")
+        raise Refused(f"the path {path!r} is absolute", fix="Write it relative to the folder.")
     if ".." in names:
-        raise ValueError(f"the path {path!r} leaves the work folder; remove the `..`")
+        raise Refused(f"the path {path!r} leaves its folder", fix="Remove the `..`.")
     if "" in names or "." in names:
-        raise ValueError(f"the path {path!r} has an empty or `.` part; write it like `notes/a.txt`")
+        raise Refused(
+            f"the path {path!r} has an empty or `.` part", fix="Write it like `notes/a.txt`."
+        )
     if "\0" in path:
-        raise ValueError(f"the path {path!r} has a NUL character; remove it")
+        raise Refused(f"the path {path!r} has a NUL character", fix="Remove it.")
     if any(len(name.encode()) > _MAX_NAME_BYTES for name in names):
-        raise ValueError(f"the path {path[:40]!r}... has a name of over {_MAX_NAME_BYTES} bytes")
+        what = f"the path {path[:40]!r}... has a name of over {_MAX_NAME_BYTES} bytes"
+        raise Refused(what, fix="Choose a shorter name.")
     return path
 
 
@@ -42,13 +46,14 @@ def check_paths(files: Mapping[str, str]) -> None:
     """Accept a set of files only if all of them can exist side by side in one folder.
 
     Raises:
-        ValueError: A path is not plain, or a file is also the folder of another one.
+        Refused: A path is not plain, or a file is also the folder of another one.
     """
     for path in files:
         check_path(path)
         for end in (i for i, char in enumerate(path) if char == "/"):
             if path[:end] in files:
-                raise ValueError(f"{path[:end]!r} is a file and the folder of {path!r}; rename one")
+                what = f"{path[:end]!r} is a file and also the folder of {path!r}"
+                raise Refused(what, fix="Rename one of them.")
 
 
 def lay_out(files: Mapping[str, str], folder: Path) -> None:
@@ -59,12 +64,13 @@ def lay_out(files: Mapping[str, str], folder: Path) -> None:
         folder: An existing folder.
 
     Raises:
-        ConfigError: A path leaves the folder.
+        ConfigError: A path leaves the folder; nothing has been written then.
     """
     try:
         check_paths(files)
-    except ValueError as error:
-        raise ConfigError(str(error), where=str(folder)) from error
+    except Refused as error:
+        problem = error.problem
+        raise ConfigError(problem.what, where=str(folder), fix=problem.fix) from error
     for path, text in files.items():
         target = folder / path
         target.parent.mkdir(parents=True, exist_ok=True)

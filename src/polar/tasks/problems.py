@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-__all__ = ["Problem", "nearest", "problems_in"]
+__all__ = ["Problem", "Refused", "nearest", "problems_in"]
 
 _SHOWN_CHARS = 60
 
@@ -25,6 +25,14 @@ class Problem:
         return f"{self.what}. {self.fix}"
 
 
+class Refused(ValueError):
+    """What a validator raises to say not only what is wrong, but what to do about it."""
+
+    def __init__(self, what: str, *, fix: str) -> None:
+        self.problem = Problem(what, fix)
+        super().__init__(what)
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Suggest the known name that is most like `name`, or list them all.
 
@@ -32,38 +40,61 @@ def nearest(name: str, known: Iterable[str]) -> str:
         An imperative sentence.
     """
     names = sorted(known)
-    match = difflib.get_close_matches(name, names, n=1)
-    if match:
-        return f"Did you mean `{match[0]}`?"
-    return f"Use one of: {', '.join(names)}."
+    close = _closest(name, names)
+    return f"Did you mean `{close}`?" if close else f"Use one of: {', '.join(names)}."
 
 
 def problems_in(error: ValidationError, model: type[BaseModel]) -> tuple[Problem, ...]:
-    """Translate each complaint of pydantic.
+    """Translate the complaints of pydantic; a key that is missing by a slip is told once.
 
     Args:
         error: What validating against `model` raised.
         model: The outermost model, to find the keys that are known where one is not.
     """
-    return tuple(_problem(detail, model) for detail in error.errors(include_url=False))
+    details = error.errors(include_url=False)
+    misspelt = {
+        (*loc[:-1], _closest(str(loc[-1]), _keys_at(model, loc[:-1])))
+        for loc in (each["loc"] for each in details if each["type"] == "extra_forbidden")
+    }
+    return tuple(
+        _problem(each, model)
+        for each in details
+        if each["type"] != "missing" or each["loc"] not in misspelt
+    )
+
+
+def _closest(name: str, known: Iterable[str]) -> str | None:
+    return next(iter(difflib.get_close_matches(name, sorted(known), n=1)), None)
 
 
 def _problem(detail: ErrorDetails, model: type[BaseModel]) -> Problem:
-    loc = detail["loc"]
-    if detail["type"] == "extra_forbidden":
-        key = str(loc[-1])
-        return Problem(f"unknown key `{_dotted(loc)}`", nearest(key, _keys_at(model, loc[:-1])))
-    if detail["type"] == "missing":
-        return Problem(f"the key `{_dotted(loc)}` is missing", "Add it.")
-    if detail["type"] == "value_error":
-        what, _, fix = detail["msg"].removeprefix("Value error, ").partition("; ")
-        place = f"`{_dotted(loc)}`: " if loc else ""
-        return Problem(f"{place}{what}", f"{fix[:1].upper()}{fix[1:]}." if fix else "Correct it.")
-    shown = repr(detail["input"])
-    if len(shown) > _SHOWN_CHARS:
-        shown = f"{shown[:_SHOWN_CHARS]}..."
+    loc, place, shown = detail["loc"], _dotted(detail["loc"]), _shown(detail["input"])
+    match detail["type"]:
+        case "extra_forbidden":
+            known = _keys_at(model, loc[:-1])
+            return Problem(f"unknown key `{place}`", nearest(str(loc[-1]), known))
+        case "missing":
+            return Problem(f"the key `{place}` is missing", "Add it.")
+        case "model_type":
+            keys = ", ".join(_keys_at(model, loc))
+            what = f"`{place}` is {shown}" if place else f"{shown} is not an object"
+            return Problem(what, f"Write an object with the keys: {keys}.")
+        case "value_error":
+            return _from_validator(detail["ctx"]["error"], place)
     wanted = detail["msg"].removeprefix("Input ")
-    return Problem(f"`{_dotted(loc)}` is {shown}", f"It {wanted}.")
+    return Problem(f"`{place}` is {shown}", f"It {wanted}.")
+
+
+def _from_validator(error: ValueError, place: str) -> Problem:
+    prefix = f"`{place}`: " if place else ""
+    if isinstance(error, Refused):
+        return Problem(f"{prefix}{error.problem.what}", error.problem.fix)
+    return Problem(f"{prefix}{error}", "Correct it.")
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
 
 
 def _dotted(loc: tuple[int | str, ...]) -> str:
@@ -72,10 +103,11 @@ def _dotted(loc: tuple[int | str, ...]) -> str:
         if part == "[key]":
             continue
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
-    return text or "the line"
+    return text
 
 
 def _keys_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[str, ...]:
+    """List the keys of the model that is found at a place inside another one."""
     for part in loc:
         if isinstance(part, str):
             model = _inner_model(model.model_fields[part].annotation) or model

@@ -65,6 +65,10 @@ def _task(kind: Kind, seed: int, number: int, partial_weight: float) -> Task:
 
 
 def _guards(files: Iterable[str], checks: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Guard every file that the task does not ask to change."""
+    """Guard every file that the task does not ask to change, by itself or with its folder."""
     named = {check["path"] for check in checks}
-    return [{"path": path, "unchanged": True} for path in files if path not in named]
+    return [
+        {"path": path, "unchanged": True}
+        for path in files
+        if path not in named and path.partition("/")[0] not in named
+    ]

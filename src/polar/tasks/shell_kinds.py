@@ -151,6 +151,16 @@ TRAIN_KINDS: tuple[Kind, ...] = (
         lays=_words_in_a,
         checks=lambda s: _holds(s.b, [word.upper() for word in s.words]),
     ),
+    Kind(
+        "swap-letter",
+        command="tr {letter} X < {a} > {b}",
+        says=(
+            "Turn each {letter} in {a} into X with `tr {letter} X` and save the result to {b}.",
+            "Use `tr {letter} X` on {a} and write the output to {b}.",
+        ),
+        lays=_words_in_a,
+        checks=lambda s: _holds(s.b, [word.replace(s.letter, "X") for word in s.words]),
+    ),
     _filter(
         "second-column",
         "cut -d , -f 2",
@@ -206,6 +216,24 @@ TRAIN_KINDS: tuple[Kind, ...] = (
         checks=lambda s: ({"path": s.a, "absent": True},),
     ),
     Kind(
+        "rename-folder",
+        command="mv {d} {e}",
+        says=("Rename the folder {d} to {e} with `mv`.", "Use `mv` to rename {d} to {e}."),
+        lays=_folder,
+        checks=lambda s: (
+            *_holds(f"{s.e}/{s.a}", s.words),
+            *_holds(f"{s.e}/{s.c}", s.other),
+            {"path": s.d, "absent": True},
+        ),
+    ),
+    Kind(
+        "delete-folder",
+        command="rm -r {d}",
+        says=("Delete the folder {d} with `rm -r`.", "Use `rm -r` to remove {d}."),
+        lays=_folder,
+        checks=lambda s: ({"path": s.d, "absent": True},),
+    ),
+    Kind(
         "make-folder",
         command="mkdir {d}",
         says=("Make a folder named {d} with `mkdir`.", "Use `mkdir` to create the folder {d}."),
@@ -222,7 +250,10 @@ TRAIN_KINDS: tuple[Kind, ...] = (
     Kind(
         "write-word",
         command="echo {word} > {b}",
-        says=("Write the word {word} to {b} with `echo`.", "Use `echo` to save {word} in {b}."),
+        says=(
+            "Write the word {word} to {b} with `echo {word}`.",
+            "Use `echo {word}` and save the output in {b}.",
+        ),
         lays=_nothing,
         checks=lambda s: _holds(s.b, [s.word]),
     ),
@@ -351,7 +382,7 @@ HELDOUT_KINDS: tuple[Kind, ...] = (
         command="seq {n} > {b}",
         says=(
             "Write the numbers from 1 to {n} to {b} with `seq {n}`.",
-            "Use `seq {n}` and save the numbers in {b}.",
+            "Use `seq {n}` and save the output in {b}.",
         ),
         lays=_nothing,
         checks=lambda s: _holds(s.b, [str(i) for i in range(1, s.n + 1)]),
@@ -376,7 +407,7 @@ HELDOUT_KINDS: tuple[Kind, ...] = (
     Kind(
         "link-file",
         command="ln -s {a} {b}",
-        says=("Make a link {b} to {a} with `ln -s`.", "Use `ln -s` to link {a} as {b}."),
+        says=("Link {a} as {b} with `ln -s`.", "Use `ln -s` to link {a} as {b}."),
         lays=_words_in_a,
         checks=lambda s: ({"path": s.b, "link_to": s.a},),
     ),

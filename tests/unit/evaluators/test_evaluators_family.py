@@ -1,10 +1,11 @@
 import pytest
 
 from polar.errors import ConfigError
-from polar.evaluators import from_spec, load, names
+from polar.evaluators import check_tasks, from_spec, load, names
 from polar.evaluators.command import CommandEvaluator
 from polar.evaluators.files import FilesEvaluator
-from polar.types import EvaluatorSpec
+from polar.tasks import generate
+from polar.types import EvaluatorSpec, Task, TaskId
 
 
 def test_built_in_evaluators_are_found_by_name():
@@ -29,3 +30,13 @@ def test_an_evaluator_of_an_installed_package_is_found(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     assert "mine" in names()
     assert load("mine").__name__ == "Mine"
+
+
+def test_a_task_whose_evaluator_refuses_its_settings_is_named():
+    good = generate(seed=0, split="train", count=3)
+    check_tasks(good)
+    bad = Task(TaskId("t9"), "x", EvaluatorSpec("files", {"cheks": []}))
+    with pytest.raises(ConfigError) as caught:
+        check_tasks([*good, bad])
+    assert caught.value.where == "task 't9', evaluator `files`"
+    assert "`cheks`" in caught.value.what

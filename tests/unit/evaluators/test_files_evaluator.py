@@ -81,7 +81,7 @@ FAILING = [
 @pytest.mark.parametrize("check", HOLDING, ids=str)
 def test_a_check_that_holds_passes(work, check):
     found = grade(work, check)
-    assert (found.reward, found.passed, found.details["failed"]) == (1.0, True, ())
+    assert (found.reward, found.passed, found.details["failed"]) == (1.0, True, [])
 
 
 @pytest.mark.parametrize(("check", "why"), FAILING, ids=str)
@@ -115,7 +115,7 @@ def test_a_broken_guard_costs_the_partial_reward_too(work):
     guard = {"path": "a.txt", "unchanged": True}
     found = grade(work, guard, HOLDING[0], files={"a.txt": "other"}, partial_weight=0.4)
     assert (found.reward, found.passed) == (0.0, False)
-    assert found.details["failed"] == ("a.txt has been changed",)
+    assert found.details["failed"] == ["a.txt has been changed"]
 
 
 def test_a_guard_on_a_file_that_the_task_does_not_lay_out_is_a_broken_grader(work):
@@ -198,16 +198,16 @@ def test_a_file_over_the_limit_is_not_read(work):
     with (work / "big").open("wb") as file:
         file.truncate(1 << 40)
     found = grade(work, {"path": "big", "contains": ""}, max_bytes=1000)
-    assert found.details["failed"] == ("big is larger than 1000 bytes",)
+    assert found.details["failed"] == ["big is larger than 1000 bytes"]
     (work / "big").write_bytes(b"x" * 1000)
     assert grade(work, {"path": "big", "contains": ""}, max_bytes=1000).passed
 
 
 def test_a_file_that_is_not_text_fails(work):
     (work / "a.txt").write_bytes(b"\xff")
-    assert grade(work, {"path": "a.txt", "contains": ""}).details["failed"] == (
-        "a.txt is not UTF-8 text",
-    )
+    assert grade(work, {"path": "a.txt", "contains": ""}).details["failed"] == [
+        "a.txt is not UTF-8 text"
+    ]
 
 
 def test_line_ends_are_compared_exactly(work):
@@ -226,7 +226,7 @@ def test_line_ends_are_compared_exactly(work):
         ({"checks": [{"path": "a", "equals": "x", "contains": "x"}]}, "has equals, contains"),
         ({"checks": [{"path": "a", "contains": "x", "strip": True}]}, "`strip` has no use here"),
         ({"checks": [{"path": "/a", "exists": True}]}, "is absolute"),
-        ({"checks": [{"path": "../a", "exists": True}]}, "leaves the work folder"),
+        ({"checks": [{"path": "../a", "exists": True}]}, "leaves its folder"),
         ({"checks": [{"path": "a", "matches": "("}]}, "is no regular expression"),
         ({"checks": [{"path": "a", "mode": "999"}]}, "`checks[0].mode` is '999'"),
         ({"checks": [{"path": "a", "exists": False}]}, "`checks[0].exists` is False"),

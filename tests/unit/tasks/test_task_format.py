@@ -105,7 +105,7 @@ def test_a_line_separator_character_inside_a_text_does_not_end_the_line(tmp_path
 
 
 def test_an_unknown_key_is_named_with_the_nearest_known_one(tmp_path):
-    bad = {**GOOD, "instrction": "x"}
+    bad = {"instrction" if key == "instruction" else key: GOOD[key] for key in GOOD}
     error = complaint(write_lines(tmp_path / "t.jsonl", GOOD | {"id": "t0"}, "", bad))
     assert error.what == "unknown key `instrction`"
     assert error.where == f"{tmp_path}/t.jsonl:3"
@@ -122,11 +122,11 @@ def test_an_unknown_key_inside_another_one_is_compared_with_its_neighbours(tmp_p
     ("change", "what"),
     [
         ({"files": {"/etc/x": ""}}, "absolute"),
-        ({"files": {"a/../../x": ""}}, "leaves the work folder"),
+        ({"files": {"a/../../x": ""}}, "leaves its folder"),
         ({"files": {"": ""}}, "empty"),
         ({"files": {"a//b": ""}}, "empty"),
         ({"files": {"./a": ""}}, "`.` part"),
-        ({"files": {"a": "", "a/b": ""}}, "is a file and the folder of"),
+        ({"files": {"a": "", "a/b": ""}}, "is a file and also the folder of"),
         ({"files": {"a\0": ""}}, "NUL"),
         ({"files": {"x" * 256: ""}}, "255 bytes"),
         ({"files": {"a": 3}}, "`files.a` is 3"),
@@ -154,8 +154,8 @@ def test_a_wrong_value_is_named_with_its_line_and_a_remedy(tmp_path, change, wha
     [
         ("{", "not JSON"),
         ("# a comment", "not JSON"),
-        ("[1]", "the line"),
-        ('"text"', "the line"),
+        ("[1]", "[1] is not an object"),
+        ('"text"', "'text' is not an object"),
         ('{"id": "a", "id": "b"}', "'id' is there twice"),
         ('{"id": NaN}', "NaN is not a JSON number"),
         ('{"id": "\\ud800"}', "surrogate"),
@@ -205,6 +205,12 @@ def test_a_file_without_tasks_is_refused(tmp_path, content):
     assert complaint(tmp_path / "t.jsonl").what == "the file has no tasks"
 
 
+def test_a_line_leaves_out_what_has_its_default(tmp_path):
+    task = Task(TaskId("t1"), "Sort a.txt.", EvaluatorSpec("files", {"checks": []}))
+    write_tasks(tmp_path / "t.jsonl", [task])
+    assert json.loads((tmp_path / "t.jsonl").read_text()) == GOOD
+
+
 def test_a_file_that_is_not_there_is_named(tmp_path):
     error = complaint(tmp_path / "none.jsonl")
     assert "No such file" in error.what
@@ -224,7 +230,7 @@ def test_a_task_that_has_no_json_form_is_not_written(tmp_path):
 
 def test_a_task_whose_files_escape_is_not_written(tmp_path):
     task = Task(TaskId("t"), "x", EvaluatorSpec("files"), files={"../x": ""})
-    with pytest.raises(TaskFileError, match="leaves the work folder"):
+    with pytest.raises(TaskFileError, match="leaves its folder"):
         write_tasks(tmp_path / "t.jsonl", [task])
 
 
