@@ -1,0 +1,215 @@
+"""The mini-swe-agent harness: a Python program that runs one shell command a turn."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from polar.errors import HarnessMissing
+from polar.harnesses.base import Installation, Launch, LaunchRequest
+from polar.harnesses.installing import interpreter_of, own_folder, python_folders
+from polar.harnesses.settings import MiniSweAgentSettings
+from polar.runtimes.base import ExecResult, Preload, ProcessSpec
+from polar.types import CallKind, Chat
+
+__all__ = ["VERSION", "MiniSweAgent"]
+
+VERSION = "2.4.6"
+
+_PACKAGE = "mini-swe-agent"
+_CONFIG = ".config/polar/mini.yaml"
+_RECORD = ".local/share/polar/mini.traj.json"
+_BROKEN = (1, 2, 126, 127)
+
+_STATIC_ENV = {
+    "MSWEA_CONFIGURED": "true",
+    "MSWEA_COST_TRACKING": "ignore_errors",
+    "MSWEA_SILENT_STARTUP": "1",
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+}
+"""Read while the modules are imported, so the same for a warm parent and for a session."""
+
+_MODULES = (
+    "minisweagent.run.mini",
+    "minisweagent.agents.interactive",
+    "minisweagent.environments.local",
+    "minisweagent.models.litellm_model",
+    "minisweagent.models.litellm_textbased_model",
+)
+
+_TEXT_SYSTEM = """\
+You do tasks in a Linux shell. Reply with exactly one bash block:
+
+```bash
+command
+```
+
+You will see its output and can go on. When the task is done, reply:
+
+```bash
+echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT
+```
+"""
+_TEXT_ACTION = r"```bash\s*\n(.*?)\n```"
+_TEXT_FORMAT_ERROR = "{{error}} Reply with exactly one ```bash block."
+_TOOLS_SYSTEM = """\
+You do tasks in a Linux shell with the bash tool, one call a reply. When the task is done, run:
+echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT
+"""
+_TOOLS_FORMAT_ERROR = "{{error}} Reply with one call of the bash tool."
+_OBSERVATION = """\
+<returncode>{{output.returncode}}</returncode>
+{{output.output[:1000]}}{% if output.output|length > 1000 %}
+[cut: {{output.output|length}} characters]{% endif %}"""
+
+
+class MiniSweAgent:
+    """Starts `mini`, told by documented flags, variables and a config file.
+
+    Args:
+        settings: How it behaves.
+    """
+
+    name = "mini_swe_agent"
+
+    def __init__(self, settings: MiniSweAgentSettings | None = None) -> None:
+        self._settings = settings or MiniSweAgentSettings()
+
+    def find(self) -> Installation:
+        """Look for `mini`: the setting, Polar's own installation, then PATH.
+
+        Raises:
+            HarnessMissing: It is nowhere.
+        """
+        return self._installation
+
+    def install_command(self) -> tuple[tuple[str, ...], ...]:
+        """Make a virtual environment of its own and install the pinned version there."""
+        folder = self._folder
+        return (
+            (sys.executable, "-m", "venv", str(folder)),
+            (
+                *(str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet"),
+                *("--disable-pip-version-check", f"{_PACKAGE}=={VERSION}"),
+            ),
+        )
+
+    def launch(self, request: LaunchRequest) -> Launch:
+        """Say how to start one session."""
+        home = request.place.home
+        argv = [
+            str(self._installation.executable),
+            *(f"--config={spec}" for spec in self._specs(home)),
+            f"--model=openai/{request.model}",
+            f"--task={request.instruction}",
+            "--yolo",
+            "--exit-immediately",
+            f"--output={home}/{_RECORD}",
+        ]
+        env = {
+            **_STATIC_ENV,
+            "OPENAI_API_BASE": f"{request.base_url}/v1",
+            "OPENAI_API_KEY": request.key,
+            "MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT": str(self._settings.model_attempts),
+        }
+        files = {_CONFIG: yaml.safe_dump(self._config(), sort_keys=False)}
+        return Launch(ProcessSpec(tuple(argv), env, preload=self._preload), files)
+
+    def kind_of(self, chat: Chat, headers: Mapping[str, str]) -> CallKind:
+        """Tell its calls, all of which are main ones, from those of the agent's own commands."""
+        return "main" if "x-stainless-lang" in {name.lower() for name in headers} else "foreign"
+
+    def ended_well(self, result: ExecResult) -> bool:
+        """Tell an agent that ended from a program that broke (an exception, a wrong flag)."""
+        return result.exit_code not in _BROKEN
+
+    @property
+    def _folder(self) -> Path:
+        return own_folder(self._settings.cache, f"mini_swe_agent-{VERSION}")
+
+    @cached_property
+    def _installation(self) -> Installation:
+        script = self._script()
+        python = interpreter_of(script)
+        folders = python_folders(python) if python else (script.resolve().parent.parent,)
+        return Installation(script, version=_version(script), read_only=folders)
+
+    @cached_property
+    def _preload(self) -> Preload | None:
+        python = interpreter_of(self._installation.executable)
+        if python is None:
+            return None
+        return Preload(python, _MODULES, "minisweagent.run.mini:app", _STATIC_ENV)
+
+    def _script(self) -> Path:
+        if self._settings.executable is not None:
+            script = self._settings.executable.expanduser().absolute()
+            if script.is_file():
+                return script
+            raise HarnessMissing(
+                "mini-swe-agent is not where the settings say",
+                where=str(script),
+                fix="Correct `executable`, or leave it out.",
+            )
+        own = self._folder / "bin" / "mini"
+        if own.is_file():
+            return own
+        if (found := shutil.which("mini")) is not None:
+            return Path(found)
+        raise HarnessMissing(
+            f"mini-swe-agent {VERSION} is not installed",
+            where=str(self._folder),
+            fix=f"Run `polar install {self.name}`.",
+        )
+
+    def _specs(self, home: str) -> tuple[str, ...]:
+        own = f"{home}/{_CONFIG}"
+        if self._settings.prompt == "short":
+            return (own,)
+        text = self._settings.actions == "text"
+        return ("mini_textbased.yaml" if text else "mini.yaml", own)
+
+    def _config(self) -> dict[str, Any]:
+        """Write the config file: all of it, or what differs from the harness's own."""
+        settings = self._settings
+        text = settings.actions == "text"
+        agent: dict[str, Any] = {
+            "mode": "yolo",
+            "step_limit": settings.step_limit,
+            "cost_limit": 0.0,
+            "max_consecutive_format_errors": settings.format_errors,
+        }
+        model: dict[str, Any] = {
+            "model_class": "litellm_textbased" if text else "litellm",
+            "model_kwargs": {"drop_params": True, "max_retries": 0},
+        }
+        if settings.prompt == "short":
+            agent |= {
+                "system_template": _TEXT_SYSTEM if text else _TOOLS_SYSTEM,
+                "instance_template": "{{task}}",
+            }
+            model |= {
+                "observation_template": _OBSERVATION,
+                "format_error_template": _TEXT_FORMAT_ERROR if text else _TOOLS_FORMAT_ERROR,
+            }
+            if text:
+                model["action_regex"] = _TEXT_ACTION
+        return {
+            "agent": agent,
+            "model": model,
+            "environment": {"timeout": settings.command_timeout_s, "env": {"PAGER": "cat"}},
+        }
+
+
+def _version(script: Path) -> str:
+    """Read the version from the installed package's metadata folder."""
+    library = script.resolve().parent.parent / "lib"
+    for found in library.glob("python*/site-packages/mini_swe_agent-*.dist-info"):
+        return found.name.removeprefix("mini_swe_agent-").removesuffix(".dist-info")
+    return "unknown"

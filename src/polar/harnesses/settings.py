@@ -1,0 +1,72 @@
+"""What users can set about harness presets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+__all__ = ["MiniSweAgentSettings", "PiSettings", "ShellSettings"]
+
+
+class ShellSettings(BaseModel):
+    """Settings of the `shell` harness: any command line."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    command: str
+    """Line for `/bin/sh`; `{instruction}`, `{base_url}`, `{key}` and `{model}` are filled in,
+    quoted. `{{` and `}}` stand for braces."""
+    env: dict[str, str] = Field(default_factory=dict)
+    """More variables for its environment."""
+    read_only: tuple[Path, ...] = ()
+    """Host folders that it needs to see, at the same path."""
+
+
+class MiniSweAgentSettings(BaseModel):
+    """Settings of the `mini_swe_agent` harness."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    executable: Path | None = None
+    """Path of `mini`; absent: Polar's own installation, then PATH."""
+    cache: Path = Path("~/.cache/polar")
+    """Folder of Polar's own installations."""
+    actions: Literal["text", "tools"] = "text"
+    """Whether the model writes commands as a text block, or calls a tool."""
+    prompt: Literal["short", "default"] = "short"
+    """`short`: a prompt of about 100 tokens for small models; `default`: the harness's own."""
+    step_limit: int = Field(default=4, ge=0)
+    """Most model calls that it makes; 0 is no limit."""
+    format_errors: int = Field(default=3, ge=0)
+    """Replies without exactly one action in a row after which it gives up; 0 is no limit."""
+    command_timeout_s: int = Field(default=30, ge=1)
+    """Longest that one command of the agent may run."""
+    model_attempts: int = Field(default=3, ge=1)
+    """How often it tries a model call that fails."""
+
+
+class PiSettings(BaseModel):
+    """Settings of the `pi` harness."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    executable: Path | None = None
+    """Path of `pi`; absent: Polar's own installation, then PATH."""
+    node: Path | None = None
+    """Path of `node`; absent: looked up on PATH."""
+    cache: Path = Path("~/.cache/polar")
+    """Folder of Polar's own installations."""
+    tools: tuple[str, ...] = ("bash",)
+    """Tools that it offers to the model: `bash`, `read`, `edit`, `write`, `grep`, `find`, `ls`."""
+    system_prompt: str | None = (
+        "You work in a Linux shell. Use the bash tool to do the task. When it is done, say so."
+    )
+    """Replaces its system prompt; absent: its own, of about 600 tokens."""
+    context_window: int = Field(default=8192, ge=1)
+    """Tokens that it believes the model can hold; it compacts its history before."""
+    max_tokens: int = Field(default=1024, ge=1)
+    """Most tokens that it asks for in a call."""
+    model_retries: int = Field(default=2, ge=0)
+    """How often it repeats a model call that fails."""
