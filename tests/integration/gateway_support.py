@@ -137,11 +137,14 @@ class Setup:
 
     def client(self, session: Session) -> openai.AsyncOpenAI:
         return openai.AsyncOpenAI(
-            base_url=f"{self.url}/s/{session.key}/v1", api_key=session.key, max_retries=0
+            base_url=f"{self.url}/s/{session.key}/v1",
+            api_key=session.key,
+            max_retries=0,
+            http_client=self.http(),
         )
 
     def http(self) -> httpx.AsyncClient:
-        return httpx.AsyncClient(base_url=self.url, timeout=30, trust_env=False)
+        return httpx.AsyncClient(base_url=self.url, timeout=30, trust_env=False, verify=False)
 
 
 @asynccontextmanager

@@ -1,6 +1,7 @@
 """Real requests over loopback: what the harness gets and what goes on record."""
 
 import asyncio
+import itertools
 
 import numpy as np
 import openai
@@ -68,7 +69,7 @@ async def test_a_tool_conversation_is_one_chain_that_the_fidelity_check_accepts(
                 ]
         calls = await setup.journal.calls(session.id)
         assert [call.parent_id for call in calls] == [None, calls[0].id, calls[1].id]
-        for parent, call in zip(calls, calls[1:], strict=False):
+        for parent, call in itertools.pairwise(calls):
             context = np.concatenate([parent.prompt_ids, parent.sampled_ids])
             assert call.prompt_ids[: len(context)].tolist() == context.tolist()
         built = trajectory.build(calls)
