@@ -45,6 +45,8 @@ class FamilyRenderer:
         self._renderer: Any = create_renderer(tokenizer, config_from_name(family))
         self._stops = tuple(self._renderer.get_stop_token_ids())
         self._fingerprint = fingerprint(tokenizer)
+        self._prompt = self.render([Message("user", "Polar probe")], ())
+        """Any prompt: its end tells the parser whether the reply starts inside reasoning."""
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
@@ -105,10 +107,11 @@ class FamilyRenderer:
                 stop_token_ids=self._stops,
                 new_tool_call_id=new_tool_call_id,
                 thinks=True,
+                starts_thinking=self.decode(self._prompt).rstrip().endswith("<think>"),
             )
         native = [tool_fields(tool) for tool in tools] or None
         return WholeReplyParser(
-            lambda ids: self._renderer.parse_response(ids, tools=native),
+            lambda ids: self._renderer.parse_response(ids, tools=native, prompt_ids=self._prompt),
             self.decode,
             new_tool_call_id,
         )
