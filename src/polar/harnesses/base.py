@@ -76,5 +76,5 @@ class Harness(Protocol):
         ...
 
     def ended_well(self, result: ExecResult) -> bool:
-        """Read the harness's exit: false means the harness itself broke, not that the task failed."""
+        """Read the exit: false means that the harness itself broke, not that the task failed."""
         ...

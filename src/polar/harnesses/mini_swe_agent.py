@@ -41,6 +41,19 @@ _MODULES = (
     "minisweagent.environments.local",
     "minisweagent.models.litellm_model",
     "minisweagent.models.litellm_textbased_model",
+    # What a first model call would import, which is most of what a session costs then.
+    "httpcore",
+    "litellm._service_logger",
+    "litellm.integrations.generic_api.generic_api_callback",
+    "litellm.integrations.prometheus_services",
+    "litellm.llms.github_copilot.authenticator",
+    "litellm.llms.litellm_proxy.chat.transformation",
+    "litellm.llms.openai.chat.gpt_audio_transformation",
+    "litellm.proxy._types",
+    "litellm.proxy.openai_files_endpoints.common_utils",
+    "litellm.proxy.spend_tracking.savings",
+    "rich._emoji_codes",
+    "rich.status",
 )
 
 _TEXT_SYSTEM = """\

@@ -1,4 +1,4 @@
-"""What a runtime is: a place where a harness process runs, isolated as far as the machine allows."""
+"""What a runtime is: a place where a harness runs, isolated as far as the machine allows."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Preload:
     python: Path
     """Interpreter of the harness's own virtual environment."""
     modules: tuple[str, ...]
-    """Modules to import once, in the parent."""
+    """Modules to import once, in the parent; those that do not exist are passed over."""
     entry: str
     """`module:callable`, called without arguments in the child, with `sys.argv` set."""
     env: Mapping[str, str] = field(default_factory=dict, hash=False)
@@ -45,7 +45,7 @@ class ProcessSpec:
 
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
-    """The whole environment: nothing is inherited but what the runtime needs (PATH, HOME, TMPDIR)."""
+    """The whole environment, besides what the runtime itself sets (PATH, HOME, TMPDIR, LANG)."""
     stdin: str | None = None
     preload: Preload | None = None
     """A faster way to the same process, which a runtime may use."""
@@ -98,7 +98,7 @@ class Sandbox(Protocol):
         ...
 
     async def put_files(self, files: Mapping[str, str]) -> None:
-        """Write config files (path relative to the sandbox's home -> text) before a process starts."""
+        """Write config files: path relative to the sandbox's home -> text."""
         ...
 
     async def run(self, spec: ProcessSpec, *, timeout_s: float) -> ExecResult:

@@ -19,8 +19,8 @@ from pathlib import Path
 from polar.errors import RuntimeFailed, SetupError
 from polar.runtimes.base import Place, SandboxSpec
 from polar.runtimes.forwarding import forward
-from polar.runtimes.launching import Command, Launched, launched
-from polar.runtimes.mounts import HOME, LAUNCHER_INSIDE, PYTHON, WORK, Mounts
+from polar.runtimes.launching import Command, Launched, boot, launched
+from polar.runtimes.mounts import HOME, LAUNCHER, PYTHON, WORK, Mounts
 from polar.runtimes.sandbox import Identity, LaunchedSandbox, resource_limits
 from polar.runtimes.settings import BubblewrapSettings
 from polar.runtimes.warm import WarmParents
@@ -40,7 +40,7 @@ _KERNEL_COUNTS_BY_NAMESPACE = (5, 14)
 _ENV = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     "HOME": HOME,
-    "TMPDIR": "/tmp",  # noqa: S108 - inside the sandbox
+    "TMPDIR": "/tmp",
     "LANG": "C.UTF-8",
     "USER": "agent",
     "LOGNAME": "agent",
@@ -49,12 +49,8 @@ _NAMESPACES = (
     *("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"),
     *("--hostname", "sandbox", "--die-with-parent", "--as-pid-1"),
 )
-_USER_NAMESPACE = (
-    *("--unshare-user", "--uid", str(_UID_INSIDE), "--gid", str(_UID_INSIDE)),
-)
-_ROOT = (
-    *("--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--cap-add", "CAP_SETPCAP"),
-)
+_USER_NAMESPACE = (*("--unshare-user", "--uid", str(_UID_INSIDE), "--gid", str(_UID_INSIDE)),)
+_ROOT = (*("--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--cap-add", "CAP_SETPCAP"),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,22 +101,22 @@ class BubblewrapRuntime:
         with self._user(ability) as uid:
             if uid is not None:
                 await asyncio.to_thread(_give, spec.work_dir, uid)
-            async with self._launch(ability, spec, uid) as init:
-                async with _gateway(init, spec.gateway_url):
-                    yield LaunchedSandbox(
-                        _place(spec),
-                        init.channel,
-                        init_pid=init.greeting.pid,
-                        identity=Identity(
-                            _ENV,
-                            resource_limits(
-                                spec.limits, count_processes=_counts_processes(ability)
-                            ),
-                            uid=uid,
-                            confined=True,
-                        ),
-                        warm=self._warm,
-                    )
+            async with (
+                self._launch(ability, spec, uid) as init,
+                _gateway(init, spec.gateway_url),
+            ):
+                yield LaunchedSandbox(
+                    _place(spec),
+                    init.channel,
+                    init_pid=init.greeting.pid,
+                    identity=Identity(
+                        _ENV,
+                        resource_limits(spec.limits, count_processes=_counts_processes(ability)),
+                        uid=uid,
+                        confined=True,
+                    ),
+                    warm=self._warm,
+                )
 
     def protections(self) -> Mapping[str, bool]:
         """Say what is protected. Memory and CPU are limited for each process, not their sum."""
@@ -164,7 +160,7 @@ class BubblewrapRuntime:
         with _account_files(uid or _UID_INSIDE) as (passwd_fd, group_fd):
             command = Command(
                 role="init",
-                python=(str(PYTHON), "-I", "-S", LAUNCHER_INSIDE),
+                python=(str(PYTHON), "-I", "-S", *boot(LAUNCHER)),
                 env={},
                 cwd=Path("/"),
                 wrapper=(
@@ -263,7 +259,9 @@ def _probe(settings: BubblewrapSettings) -> _Ability:
             [executable, "--help"], capture_output=True, text=True, timeout=_PROBE_S, check=False
         ).stdout
     except OSError as error:
-        raise SetupError(f"bubblewrap does not start: {error.strerror}", where=executable) from error
+        raise SetupError(
+            f"bubblewrap does not start: {error.strerror}", where=executable
+        ) from error
     mounts = Mounts(settings.visible, sized="--size" in usage)
     problem = ""
     for becomes_other_user in _ways():

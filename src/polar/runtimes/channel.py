@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from polar.errors import RuntimeFailed
+from polar.runtimes.launcher.wire import LENGTH, MOST_FDS
 
 __all__ = ["Channel", "Greeting"]
 
-_LENGTH = struct.Struct("!I")
 _LARGEST_REPLY_BYTES = 64 * 1024
-_MOST_FDS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +96,7 @@ class Channel:
             if self._lost:
                 raise _gone()
             try:
-                await self._send_head(_LENGTH.pack(len(body)), fds)
+                await self._send_head(LENGTH.pack(len(body)), fds)
                 await self._loop.sock_sendall(self._sock, body)
             except (ConnectionError, OSError) as error:
                 raise _gone() from error
@@ -122,7 +121,7 @@ class Channel:
     def _readable(self) -> None:
         try:
             data, ancillary, _, _ = self._sock.recvmsg(
-                65536, socket.CMSG_SPACE(4 * _MOST_FDS) + socket.CMSG_SPACE(12)
+                65536, socket.CMSG_SPACE(4 * MOST_FDS) + socket.CMSG_SPACE(12)
             )
         except BlockingIOError:
             return
@@ -138,15 +137,15 @@ class Channel:
 
     def _messages(self) -> list[Mapping[str, Any]]:
         messages: list[Mapping[str, Any]] = []
-        while len(self._received) >= _LENGTH.size:
-            (size,) = _LENGTH.unpack_from(self._received)
+        while len(self._received) >= LENGTH.size:
+            (size,) = LENGTH.unpack_from(self._received)
             if size > _LARGEST_REPLY_BYTES:
                 self._lose()
                 break
-            end = _LENGTH.size + size
+            end = LENGTH.size + size
             if len(self._received) < end:
                 break
-            messages.append(json.loads(self._received[_LENGTH.size : end]))
+            messages.append(json.loads(self._received[LENGTH.size : end]))
             del self._received[:end]
         return messages
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -13,11 +12,14 @@ from typing import Any, Literal
 
 from polar.errors import RuntimeFailed
 from polar.runtimes.channel import Channel, Greeting
+from polar.runtimes.launcher import BOOT, roles
 from polar.runtimes.output import TailReader, open_tail
 
-__all__ = ["LAUNCHER", "Command", "Launched", "launched"]
+__all__ = ["PACKAGE", "Command", "Launched", "boot", "launched"]
 
-LAUNCHER = Path(__file__).with_name("launcher.py")
+PACKAGE = Path(roles.__file__).parent
+"""Folder of the launcher's package."""
+
 _END_S = 5.0
 
 
@@ -27,7 +29,7 @@ class Command:
 
     role: Literal["init", "warm"]
     python: tuple[str, ...]
-    """The interpreter with its flags and the path of the launcher as it is seen there."""
+    """The interpreter with its flags and program (`boot`)."""
     env: Mapping[str, str]
     """The whole environment."""
     cwd: Path
@@ -43,6 +45,15 @@ class Launched:
 
     channel: Channel
     greeting: Greeting
+
+
+def boot(folder: Path | str = PACKAGE.parent) -> tuple[str, str]:
+    """Name the interpreter's arguments that start the launcher.
+
+    Args:
+        folder: Where the folder `launcher` is, as seen by the interpreter.
+    """
+    return "-c", BOOT.format(folder=str(folder))
 
 
 @asynccontextmanager
@@ -125,5 +136,3 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     except TimeoutError:
         process.kill()
         await process.wait()
-
-

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 from polar.runtimes.base import Place, SandboxSpec
-from polar.runtimes.launching import LAUNCHER, Command, launched
+from polar.runtimes.launching import Command, boot, launched
 from polar.runtimes.sandbox import Identity, LaunchedSandbox, resource_limits
 from polar.runtimes.scratch import scratch_folder
 from polar.runtimes.settings import LocalSettings
@@ -52,7 +52,7 @@ class LocalRuntime:
             }
             command = Command(
                 role="init",
-                python=(sys.executable, "-I", "-S", str(LAUNCHER)),
+                python=(sys.executable, "-I", "-S", *boot()),
                 env=env,
                 cwd=scratch,
             )

@@ -10,18 +10,20 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePath
 
-from polar.runtimes.launching import LAUNCHER
+from polar.runtimes.launching import PACKAGE
 
-__all__ = ["HOME", "LAUNCHER_INSIDE", "PYTHON", "WORK", "Mounts"]
+__all__ = ["HOME", "LAUNCHER", "PYTHON", "WORK", "Mounts"]
 
 WORK = "/workspace"
 HOME = "/home/agent"
-LAUNCHER_INSIDE = "/run/polar/launcher.py"
+LAUNCHER = "/run/polar"
+"""Folder that holds the launcher's package."""
+
 
 _SYSTEM = tuple(
-    Path(path)
-    for path in ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt")
-) + (Path("/nix"), Path("/gnu"))
+    Path("/") / name
+    for name in "usr bin sbin lib lib32 lib64 libx32 etc opt nix gnu".split()  # noqa: SIM905
+)
 
 
 def _base_python() -> Path:
@@ -70,18 +72,15 @@ class Mounts:
         for fd, path in ((passwd_fd, "/etc/passwd"), (group_fd, "/etc/group")):
             arguments += ["--perms", "0644", "--ro-bind-data", str(fd), path]
         arguments += ["--dev", "/dev", "--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys"]
-        for path in ("/dev/shm", "/tmp", "/home"):  # noqa: S108 - inside the sandbox
+        for path in ("/dev/shm", "/tmp", "/home"):
             size = ["--size", str(scratch_mb * 2**20)] if self.sized else []
             arguments += ["--perms", "1777", *size, "--tmpfs", path]
         arguments += ["--remount-ro", "/dev", *_folder("/var"), "--symlink", "/tmp", "/var/tmp"]
-        for path in dict.fromkeys((*self.visible, Path(sys.base_prefix), *read_only)):
-            if not any(path.is_relative_to(system) for system in _SYSTEM):
-                for parent in reversed(path.parents[:-1]):
-                    arguments += _folder(str(parent))
-                arguments += ["--ro-bind", str(path), str(path)]
-        for parent in reversed(PurePath(LAUNCHER_INSIDE).parents[:-1]):
-            arguments += _folder(str(parent))
-        arguments += ["--ro-bind", str(LAUNCHER), LAUNCHER_INSIDE]
+        shown = dict.fromkeys((*self.visible, Path(sys.base_prefix), *read_only))
+        for folder in shown:
+            if not any(folder.is_relative_to(system) for system in _SYSTEM):
+                arguments += _show(folder, folder)
+        arguments += _show(PACKAGE, PurePath(LAUNCHER, PACKAGE.name))
         arguments += [*work, WORK, "--remount-ro", "/", "--chdir", WORK]
         return arguments
 
@@ -94,6 +93,14 @@ class Mounts:
             elif path.is_dir():
                 arguments += ["--ro-bind", str(path), str(path)]
         return (*arguments, *_masks(Path("/etc")))
+
+
+def _show(source: Path, target: PurePath) -> list[str]:
+    """Mount a host folder read-only, with parents that can be entered."""
+    arguments: list[str] = []
+    for parent in reversed(target.parents[:-1]):
+        arguments += _folder(str(parent))
+    return [*arguments, "--ro-bind", str(source), str(target)]
 
 
 def _folder(path: str) -> list[str]:

@@ -89,7 +89,7 @@ async def open_tail() -> tuple[asyncio.BaseTransport, TailReader, BinaryIO]:
 
 def _input(text: str | None) -> BinaryIO:
     if text is None:
-        return open(os.devnull, "rb", 0)  # noqa: SIM115 - closed by Streams.release
+        return open(os.devnull, "rb", 0)
     file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - closed by Streams.release
     file.write(text.encode())
     file.seek(0)

@@ -129,7 +129,9 @@ class LaunchedSandbox:
             pipe, trouble, write = await open_tail()
             try:
                 with write:
-                    number, reply = await self._fork(parent, message, (*streams.fds, write.fileno()))
+                    number, reply = await self._fork(
+                        parent, message, (*streams.fds, write.fileno())
+                    )
                 streams.release()
                 timed_out = not await self._wait(reply, timeout_s, parent=parent, number=number)
                 await self._sweep()

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import tempfile
 from contextlib import AsyncExitStack
-from pathlib import Path
 
 from polar.errors import RuntimeFailed
 from polar.runtimes.base import Preload
 from polar.runtimes.channel import Channel
-from polar.runtimes.launching import LAUNCHER, Command, launched
+from polar.runtimes.launching import Command, boot, launched
 from polar.runtimes.scratch import scratch_folder
 
 __all__ = ["WarmParents"]
@@ -43,7 +41,7 @@ class WarmParents:
     def refuse(self, preload: Preload, reason: str) -> None:
         """Say once that the harness cannot be forked here, and use the plain way from now on."""
         if self._channels.get(preload) is not None:
-            _log.warning("%s is started anew for every session: %s", preload.entry, reason)
+            _say_cold(preload, reason)
         self._channels[preload] = None
 
     async def aclose(self) -> None:
@@ -56,7 +54,7 @@ class WarmParents:
             home = await stack.enter_async_context(scratch_folder())
             command = Command(
                 role="warm",
-                python=(str(preload.python), "-I", str(LAUNCHER)),
+                python=(str(preload.python), "-I", *boot()),
                 env={
                     "PATH": "/usr/local/bin:/usr/bin:/bin",
                     "HOME": str(home),
@@ -72,11 +70,14 @@ class WarmParents:
                     launched(command, setup, ready_s=_IMPORT_S)
                 )
             except RuntimeFailed as error:
-                return self._cold(preload, str(error))
+                _say_cold(preload, str(error))
+                return None
             if refused := parent.greeting.message["refused"]:
-                return self._cold(preload, refused)
+                _say_cold(preload, refused)
+                return None
             self._stack.push_async_exit(stack.pop_all())
             return parent.channel
 
-    def _cold(self, preload: Preload, reason: str) -> None:
-        _log.warning("%s is started anew for every session: %s", preload.entry, reason)
+
+def _say_cold(preload: Preload, reason: str) -> None:
+    _log.warning("%s is started anew for every session: %s", preload.entry, reason)
