@@ -1,0 +1,24 @@
+"""Configuration: composes the settings of all parts; the only reader of the environment."""
+
+from polar.config.environment import Environment, environment
+from polar.config.loading import load_config, parse_config, write_config
+from polar.config.run import (
+    EngineSection,
+    HarnessSection,
+    RunConfig,
+    RuntimeSection,
+    TasksSection,
+)
+
+__all__ = [
+    "EngineSection",
+    "Environment",
+    "HarnessSection",
+    "RunConfig",
+    "RuntimeSection",
+    "TasksSection",
+    "environment",
+    "load_config",
+    "parse_config",
+    "write_config",
+]

@@ -1,0 +1,115 @@
+"""Reads YAML, TOML and JSON documents into plain data, strictly."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Hashable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from polar.errors import ConfigError
+
+__all__ = ["parse_value", "read_document"]
+
+_SUFFIXES = (".yaml", ".yml", ".toml", ".json")
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML whose numbers are those of YAML 1.2, without dates, and without doubled keys."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key `{key.value}` is there twice", key.start_mark
+                )
+            seen.add(key.value)
+        return super().construct_mapping(node, deep=deep)
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+$"),
+    list("-+.0123456789"),
+)
+
+
+def read_document(path: Path) -> dict[str, Any]:
+    """Read a file by its suffix; an empty file is an empty object.
+
+    Raises:
+        ConfigError: It cannot be read, is of an unknown kind, or is not an object.
+    """
+    if path.suffix not in _SUFFIXES:
+        raise ConfigError(
+            f"a config file ends in {', '.join(_SUFFIXES)}, not in '{path.suffix}'",
+            where=str(path),
+            fix="Rename it, or name another file.",
+        )
+    data = _parse(path, _read_text(path))
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise ConfigError(
+            f"the file holds a {type(data).__name__}, not an object with keys",
+            where=str(path),
+            fix="Write `key: value` lines; docs/configuration.md lists the keys.",
+        )
+    return data
+
+
+def parse_value(text: str) -> object:
+    """Read one value as YAML writes it: `1e-5`, `true`, `null`, `[a, b]`, or plain text.
+
+    Raises:
+        ConfigError: It is not a value.
+    """
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"`{text}` is not a value: {_first_line(error)}") from error
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise ConfigError(
+            "there is no such config file", where=str(path), fix="Check the path."
+        ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the config file cannot be read: {error}", where=str(path)) from error
+
+
+def _parse(path: Path, text: str) -> object:
+    try:
+        if path.suffix == ".toml":
+            return tomllib.loads(text)
+        if path.suffix == ".json":
+            return json.loads(text)
+        return yaml.load(text, _Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
+        raise ConfigError(
+            f"the file is not valid YAML: {error.problem}", where=where, fix="Correct it."
+        ) from error
+    except (yaml.YAMLError, ValueError) as error:
+        raise ConfigError(
+            f"the file is not valid {path.suffix[1:].upper()}: {_first_line(error)}",
+            where=str(path),
+            fix="Correct it.",
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0]

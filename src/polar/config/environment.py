@@ -1,0 +1,35 @@
+"""The environment variables that Polar reads, all of them, in one place."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Environment", "environment"]
+
+_TRUE = frozenset({"1", "true", "yes", "on"})
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What the environment says."""
+
+    cache: Path
+    """`POLAR_CACHE`: folder of converted models and installed harnesses; `~/.cache/polar`."""
+    debug: bool
+    """`POLAR_DEBUG`: `1` shows the stack trace of an error, as `--debug` does."""
+
+
+def environment(variables: Mapping[str, str] = os.environ) -> Environment:
+    """Read the environment.
+
+    Args:
+        variables: Where to read; the process's own environment if left out.
+    """
+    cache = variables.get("POLAR_CACHE") or "~/.cache/polar"
+    return Environment(
+        cache=Path(cache).expanduser().absolute(),
+        debug=variables.get("POLAR_DEBUG", "").lower() in _TRUE,
+    )

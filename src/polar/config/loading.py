@@ -1,0 +1,95 @@
+"""Reads a config file with overrides into a settings model, and tells all that is wrong at once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from polar.config.documents import parse_value, read_document
+from polar.config.run import RunConfig, specialised
+from polar.errors import ConfigError
+from polar.tasks.problems import problems_in
+
+__all__ = ["load_config", "parse_config", "write_config"]
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+def load_config(path: Path | None, overrides: Sequence[str], model: type[ModelT]) -> ModelT:
+    """Read a config.
+
+    Args:
+        path: A YAML, TOML or JSON file; absent: defaults and overrides alone.
+        overrides: Settings that win over the file's, `train.lr=1e-5`; the value is read as YAML.
+        model: What the config must be.
+
+    Raises:
+        ConfigError: Names the file and every key that is unknown, missing or wrong.
+    """
+    data = read_document(path) if path is not None else {}
+    for override in overrides:
+        _set(data, override)
+    return parse_config(data, model, where=str(path) if path is not None else "the flags")
+
+
+def parse_config(data: Mapping[str, Any], model: type[ModelT], *, where: str) -> ModelT:
+    """Validate plain data, as `load_config` does.
+
+    Args:
+        data: What a JSON document could hold.
+        model: What it must be.
+        where: Where the data is from, for the error.
+
+    Raises:
+        ConfigError: Names every key that is unknown, missing or wrong.
+    """
+    exact = cast(type[ModelT], specialised(data)) if model is RunConfig else model
+    try:
+        return exact.model_validate_json(json.dumps(data, default=str))
+    except ValidationError as error:
+        raise _refusal([str(each) for each in problems_in(error, exact)], where) from error
+
+
+def write_config(path: Path, config: BaseModel) -> None:
+    """Write a config with every default spelt out, as YAML that `load_config` reads back."""
+    text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+
+
+def _set(data: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not all(key.split(".")):
+        raise ConfigError(
+            f"`{override}` does not set anything",
+            where="--set",
+            fix="Write KEY=VALUE: train.lr=1e-5.",
+        )
+    *parents, last = key.split(".")
+    for parent in parents:
+        inner = data.setdefault(parent, {})
+        if not isinstance(inner, dict):
+            raise ConfigError(
+                f"`{parent}` has the value {inner!r}, so nothing can be set in it",
+                where=f"--set {override}",
+                fix="Set a key that holds other keys.",
+            )
+        data = inner
+    data[last] = parse_value(text)
+
+
+def _refusal(problems: Iterable[str], where: str) -> ConfigError:
+    first, *others = problems
+    if not others:
+        what, _, fix = first.partition(". ")
+        return ConfigError(what, where=where, fix=fix)
+    listed = "\n".join(f"  {problem}" for problem in (first, *others))
+    return ConfigError(
+        f"{1 + len(others)} settings are wrong", where=where, fix=f"Correct these:\n{listed}"
+    )

@@ -1,0 +1,176 @@
+"""The config of a run: one section for each part, each declared by the part itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializeAsAny,
+    create_model,
+    model_validator,
+)
+
+from polar.config.families import DEFAULT_NAMES, settings_model
+from polar.gateway.settings import GatewaySettings
+from polar.rollout.settings import RolloutSettings
+from polar.store.settings import JournalSettings
+from polar.tasks.problems import Refused
+from polar.train.loop_settings import LoopSettings
+from polar.train.settings import TrainSettings
+
+__all__ = [
+    "EngineSection",
+    "HarnessSection",
+    "RunConfig",
+    "RuntimeSection",
+    "TasksSection",
+    "specialised",
+]
+
+
+def _absolute(path: Path) -> Path:
+    return path.expanduser().absolute()
+
+
+def _absolute_folder(model: str) -> str:
+    folder = Path(model).expanduser()
+    return str(folder.absolute()) if folder.is_dir() else model
+
+
+InputFile = Annotated[Path, AfterValidator(_absolute)]
+"""Absolute once read, so that a run can be resumed from any folder."""
+
+
+class EngineSection(BaseModel):
+    """What samples."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    """A name of the engines family."""
+    settings: SerializeAsAny[BaseModel]
+    """The engine's own settings."""
+
+
+class HarnessSection(BaseModel):
+    """The agent program."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    """A name of the harnesses family."""
+    settings: SerializeAsAny[BaseModel]
+    """The harness's own settings."""
+
+
+class RuntimeSection(BaseModel):
+    """Where the agent program runs."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    """A name of the runtimes family; `auto`: bubblewrap where it works, else local processes
+    with a warning."""
+    settings: SerializeAsAny[BaseModel]
+    """The runtime's own settings; `auto` has none."""
+
+
+class TasksSection(BaseModel):
+    """Which tasks to train on, and which to hold out.
+
+    Paths are taken from the folder that Polar is started in.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    family: Literal["shell"] | None = None
+    """A generated family; absent: `train` names a file."""
+    train: InputFile | None = None
+    """Task file to train on."""
+    heldout: InputFile | None = None
+    """Task file to evaluate on, before and after; absent: no evaluation."""
+    train_count: int = Field(default=512, ge=1)
+    """Generated tasks to train on."""
+    heldout_count: int = Field(default=64, ge=0)
+    """Generated held-out tasks."""
+    heldout_seed: int = 1000
+    """Seed of the generated held-out tasks, the same for every training seed."""
+
+
+class RunConfig(BaseModel):
+    """Everything that a run can be told. `load_config` makes it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: Annotated[str, AfterValidator(_absolute_folder)] = "smollm2-135m"
+    """A name that Polar knows, a folder in Hugging Face format, or a hub id."""
+    seed: int = 0
+    """Seed of tasks, sampling order and training."""
+    engine: EngineSection
+    """What samples."""
+    harness: HarnessSection
+    """The agent program."""
+    runtime: RuntimeSection
+    """Where the agent program runs."""
+    gateway: GatewaySettings = GatewaySettings()
+    """The model boundary."""
+    journal: JournalSettings = JournalSettings()
+    """What is kept of each session."""
+    tasks: TasksSection = TasksSection()
+    """Which tasks to train on, and which to hold out."""
+    rollout: RolloutSettings = RolloutSettings()
+    """How sessions are run."""
+    train: TrainSettings = TrainSettings()
+    """How the policy learns."""
+    loop: LoopSettings = LoopSettings()
+    """How long to train, on how much, and how often to look."""
+
+    @model_validator(mode="after")
+    def _sampled_as_trained(self) -> Self:
+        """Refuse to train on another distribution than the one that is sampled from."""
+        for name in ("temperature", "top_p"):
+            sampled, trained = getattr(self.rollout, name), getattr(self.train, name)
+            if sampled != trained:
+                raise Refused(
+                    f"`train.{name}` is {trained}, but `rollout.{name}` is {sampled}",
+                    fix="Set both to the same value.",
+                )
+        return self
+
+
+_SECTIONS: Mapping[str, type[BaseModel]] = {
+    "engine": EngineSection,
+    "harness": HarnessSection,
+    "runtime": RuntimeSection,
+}
+
+
+def specialised(data: Mapping[str, Any]) -> type[RunConfig]:
+    """Make the run config whose sections have the settings of the implementations named in `data`.
+
+    Raises:
+        ConfigError: A family has no implementation of that name.
+    """
+    fields: dict[str, Any] = {}
+    for key, section in _SECTIONS.items():
+        name = _name(data.get(key), DEFAULT_NAMES[key])
+        settings = settings_model(key, name)
+        exact = create_model(
+            section.__name__,
+            __base__=section,
+            name=(str, name),
+            settings=(settings, Field(default={}, validate_default=True)),
+        )
+        fields[key] = (exact, Field(default_factory=exact, validate_default=True))
+    return create_model("RunConfig", __base__=RunConfig, **fields)
+
+
+def _name(section: object, default: str) -> str:
+    name = section.get("name", default) if isinstance(section, dict) else default
+    return name if isinstance(name, str) else default
