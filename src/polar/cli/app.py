@@ -1,0 +1,160 @@
+"""The `polar` command: finds the module of a subcommand, and turns errors into exit codes."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from polar import __version__
+from polar.cli.console import console, errors, print_error
+from polar.config.environment import environment
+from polar.errors import PolarError, SetupError
+
+__all__ = ["main"]
+
+_UNEXPECTED = 70
+"""Exit code of a defect in Polar itself (EX_SOFTWARE of sysexits.h)."""
+
+_EPILOG = (
+    "Exit codes: 0 done, 2 wrong setting or flag, 3 something is missing on this machine, 4 engine,"
+    " 5 sandbox, 6 journal, 7 gateway, 8 token fidelity, 9 training, 70 defect in Polar,"
+    " 130 interrupted."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Command:
+    """A subcommand, imported only when it is the one that was asked for."""
+
+    target: str
+    """`module:function`"""
+    summary: str
+
+    def load(self) -> Callable[..., Any]:
+        module, _, function = self.target.partition(":")
+        loaded: Callable[..., Any] = getattr(import_module(module), function)
+        return loaded
+
+
+_COMMANDS = {
+    "demo": _Command(
+        "polar.cli.demo:demo",
+        "Train a small model through a real harness, from nothing.",
+    ),
+    "train": _Command("polar.cli.train:train", "Train a model through a harness, or resume a run."),
+    "rollout": _Command(
+        "polar.cli.rollout:rollout", "Run tasks through a harness and keep the trajectories."
+    ),
+    "show": _Command("polar.cli.show:show", "Look at a session, token by token."),
+    "verify": _Command("polar.cli.verify:verify", "Check every token of a run."),
+    "doctor": _Command("polar.cli.doctor:doctor", "Check what this machine can do."),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and exit."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    given, debug = _take_debug(given)
+    # A termination request ends as Ctrl-C does: sandboxes are killed and the journal is closed.
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        _app(_chosen(given))(args=given, prog_name="polar")
+    except PolarError as error:
+        if debug:
+            errors.print_exception()
+        print_error(error)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Exception as error:
+        missing = _missing_package(error)
+        if debug:
+            errors.print_exception()
+        if missing is not None:
+            print_error(missing)
+            sys.exit(missing.exit_code)
+        _print_unexpected(error)
+        sys.exit(_UNEXPECTED)
+    sys.exit(0)
+
+
+def _app(chosen: str | None) -> typer.Typer:
+    """Build the app with the chosen command in full and the others by name and summary."""
+    app = typer.Typer(
+        name="polar",
+        add_completion=False,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="rich",
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback(epilog=_EPILOG)(_root)
+    for name, command in _COMMANDS.items():
+        if name == chosen:
+            app.command(name)(command.load())
+        else:
+            app.command(name, help=command.summary)(_stub)
+    return app
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        console.print(f"polar {__version__}", highlight=False)
+        raise typer.Exit
+
+
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version.", is_eager=True, callback=_version),
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show the stack trace of an error.")
+    ] = False,
+) -> None:
+    """Reinforcement learning for any agent harness, at the model API boundary.
+
+    Begin with [bold]polar doctor[/bold], then [bold]polar demo[/bold]. Each command's --help has
+    examples.
+    """
+
+
+def _stub() -> None:
+    """Stand for a command that was not chosen."""
+
+
+def _take_debug(arguments: list[str]) -> tuple[list[str], bool]:
+    """Take `--debug` out from wherever it stands before a `--`."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    before = [argument for argument in arguments[:end] if argument != "--debug"]
+    return before + arguments[end:], len(before) < end or environment().debug
+
+
+def _chosen(arguments: Sequence[str]) -> str | None:
+    return next((argument for argument in arguments if not argument.startswith("-")), None)
+
+
+def _missing_package(error: Exception) -> SetupError | None:
+    """Say what to install where a heavy optional package is not there."""
+    if not isinstance(error, ModuleNotFoundError) or error.name is None:
+        return None
+    package = error.name.partition(".")[0]
+    if package == "polar":
+        return None
+    return SetupError(
+        f"the package {package} is not installed",
+        fix="Install Polar with what training needs: pip install 'polar-rl[train]'.",
+    )
+
+
+def _print_unexpected(error: Exception) -> None:
+    errors.print(
+        f"[fail]error:[/fail] a defect in Polar: {type(error).__name__}: {error}", soft_wrap=True
+    )
+    errors.print("  fix: Run again with --debug and report what it prints.", soft_wrap=True)

@@ -1,0 +1,73 @@
+"""Where things are in a run folder, and what its config says about reading it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from polar.config import parse_config
+from polar.config.documents import read_document
+from polar.errors import ConfigError
+from polar.rollout.settings import RolloutSettings
+
+__all__ = ["RunFolder", "newest_run"]
+
+
+class _Stored(BaseModel):
+    """The part of a resolved config that reading a run needs; the rest may want torch."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    model: str
+    rollout: RolloutSettings
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """A folder that a run wrote."""
+
+    path: Path
+
+    @property
+    def journal(self) -> Path:
+        """The journal of all sessions and calls."""
+        return self.path / "journal.sqlite"
+
+    @property
+    def tape(self) -> Path:
+        """What the engine saw and sampled, recorded at the engine."""
+        return self.path / "engine.tape"
+
+    def tables(self) -> tuple[Path, ...]:
+        """List the Parquet files of trajectories."""
+        return tuple(sorted((self.path / "trajectories").glob("*.parquet")))
+
+    def model(self) -> str:
+        """Read which model the run used."""
+        return self._stored().model
+
+    def rollout(self) -> RolloutSettings:
+        """Read how sessions became trajectories."""
+        return self._stored().rollout
+
+    def _stored(self) -> _Stored:
+        path = self.path / "config.yaml"
+        return parse_config(read_document(path), _Stored, where=str(path))
+
+
+def newest_run(root: Path = Path("runs")) -> RunFolder:
+    """Find the run folder whose journal was written last.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    journals = sorted(root.glob("*/journal.sqlite"), key=lambda path: path.stat().st_mtime)
+    if not journals:
+        raise ConfigError(
+            "there is no run folder here",
+            where=str(root.absolute()),
+            fix="Name one with --run DIR, or make one with `polar demo`.",
+        )
+    return RunFolder(journals[-1].parent)

@@ -1,0 +1,242 @@
+"""`polar show SESSION`: a session's conversation, token by token, with what became of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, assert_never
+
+import typer
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from polar import models
+from polar.cli.console import console, progress_line
+from polar.cli.run_folder import RunFolder, newest_run
+from polar.config import environment
+from polar.rendering import load_renderer
+from polar.store import SessionRecord, read_journal
+from polar.trajectory import BuildPolicy
+from polar.trajectory.builders import drop_reason
+from polar.types import Call, Cancelled, Completed, Failed, Grade, Outcome, TimedOut
+
+if TYPE_CHECKING:
+    from polar.rendering import Renderer
+
+__all__ = ["call_body", "call_heading", "pieces", "show"]
+
+Decode = Callable[[Sequence[int]], str]
+
+_LISTED = 40
+_HALF_CHARACTER = "\N{REPLACEMENT CHARACTER}"
+_LONGEST_CHARACTER_TOKENS = 8
+_CONTROL = {code: chr(0x2400 + code) for code in range(32) if code not in (9, 10)}
+"""Control characters -> their pictures: what a model wrote must not steer the terminal."""
+
+_SHADES = ((0.9, "black on green"), (0.5, "black on yellow"), (0.1, "black on dark_orange"))
+_UNLIKELY = "white on red"
+
+
+def show(
+    session: Annotated[
+        str | None, typer.Argument(help="Id of a session, or the beginning of it.")
+    ] = None,
+    run: Annotated[
+        Path | None, typer.Option(help="Run folder; the newest in ./runs if left out.")
+    ] = None,
+    attempt: Annotated[
+        int | None, typer.Option(help="An earlier attempt of the session, from 0.")
+    ] = None,
+    logprobs: Annotated[
+        bool, typer.Option("--logprobs", help="Shade each sampled token by its probability.")
+    ] = False,
+) -> None:
+    """Look at a session: what the model read, what it sampled, what that earned.
+
+    Without SESSION, or with a beginning that several ids share, the sessions are listed.
+
+    Examples:
+        polar show
+
+        polar show heldout_after-0000-003-00
+
+        polar show train-0012 --run runs/demo --logprobs
+    """
+    folder = RunFolder(run) if run is not None else newest_run()
+    with read_journal(folder.journal) as journal:
+        wanted = session or ""
+        several = [each for each in journal.sessions() if each.session.id.startswith(wanted)]
+        if len(several) > 1 and wanted not in {each.session.id for each in several}:
+            _list(several, folder)
+            return
+        found = journal.find(wanted)
+        calls = journal.calls(found.session.id, attempt)
+        _print_session(found, calls, folder, logprobs=logprobs)
+
+
+def _list(records: Sequence[SessionRecord], folder: RunFolder) -> None:
+    table = Table(title=f"sessions of {folder.path}", title_justify="left", box=None)
+    for column in ("session", "task", "state", "reward"):
+        table.add_column(column)
+    for record in records[:_LISTED]:
+        grade = _grade(record.outcome)
+        table.add_row(
+            Text(record.session.id),
+            Text(record.session.task_id),
+            record.state,
+            "" if grade is None else f"{grade.reward:.2f}",
+        )
+    console.print(table)
+    if len(records) > _LISTED:
+        console.print(f"and {len(records) - _LISTED} more; give the beginning of an id")
+    console.print(f"Look at one: polar show {records[0].session.id} --run {folder.path}")
+
+
+def _print_session(
+    record: SessionRecord, calls: Sequence[Call], folder: RunFolder, *, logprobs: bool
+) -> None:
+    renderer = _renderer(folder)
+    console.print(_summary(record, calls))
+    console.print(_legend(logprobs=logprobs))
+    by_id = {call.id: call for call in calls}
+    for call in calls:
+        parent = by_id.get(call.parent_id) if call.parent_id is not None else None
+        console.print(Rule(call_heading(call, parent), align="left", style="dim"))
+        console.print(call_body(call, parent, renderer.decode, logprobs=logprobs), soft_wrap=True)
+    console.print(Rule(style="dim"))
+    console.print(_outcome(record.outcome))
+
+
+def _renderer(folder: RunFolder) -> Renderer:
+    with progress_line("loading the tokenizer") as progress:
+        model = models.resolve(folder.model(), cache=environment().cache, progress=progress)
+        return load_renderer(str(model))
+
+
+def _summary(record: SessionRecord, calls: Sequence[Call]) -> Text:
+    sampled = sum(len(call.sampled_ids) for call in calls)
+    attempt = calls[0].attempt if calls else record.session.attempt
+    return Text.assemble(
+        (record.session.id, "heading"),
+        f"  task {record.session.task_id}  phase {record.phase}  step {record.step}"
+        f"  attempt {attempt}  {record.state}  {len(calls)} calls, {sampled} tokens sampled",
+    )
+
+
+def _legend(*, logprobs: bool) -> Text:
+    legend = Text.assemble(
+        ("context", "context"), "  ", ("sampled", "sampled"), "  ", ("not trained", "untrained")
+    )
+    if logprobs:
+        for least, style in _SHADES:
+            legend.append("  ").append(f" p > {least} ", style)
+        legend.append("  ").append(f" p < {_SHADES[-1][0]} ", _UNLIKELY)
+    return legend
+
+
+def call_heading(call: Call, parent: Call | None) -> Text:
+    """Say in a line what a call was and where it hangs in the token tree."""
+    versions = sorted({int(version) for version in call.weight_versions})
+    facts = [f"{len(call.prompt_ids)} context, {len(call.sampled_ids)} sampled"]
+    if versions:
+        facts.append("weights " + ", ".join(f"v{version}" for version in versions))
+    if len(call.logprobs):
+        facts.append(f"mean logprob {float(call.logprobs.mean()):.2f}")
+    if parent is not None:
+        facts.append(f"extends call {parent.index}")
+    if call.fork_reason is not None:
+        facts.append(f"forks: {call.fork_reason}")
+    if (dropped := drop_reason(call, BuildPolicy())) is not None:
+        facts.append(f"not trained: {dropped}")
+    heading = Text.assemble((f"call {call.index} {call.kind}", "heading"))
+    heading.append(f"  ended by {call.finish_reason}  " + "  ".join(facts))
+    return heading
+
+
+def call_body(call: Call, parent: Call | None, decode: Decode, *, logprobs: bool) -> Text:
+    """Write a call's new context and its sampled tokens, each in its own colour.
+
+    Args:
+        call: The call.
+        parent: The call whose tokens its prompt extends: they are not shown again.
+        decode: Text of token ids.
+        logprobs: Whether sampled tokens are shaded by their probability.
+    """
+    known = 0 if parent is None else len(parent.prompt_ids) + len(parent.sampled_ids)
+    body = Text(_plain(decode(call.prompt_ids[known:].tolist())), "context")
+    sampled = call.sampled_ids.tolist()
+    style = "sampled" if drop_reason(call, BuildPolicy()) is None else "untrained"
+    if not logprobs:
+        return body.append(_plain(decode(sampled)), style)
+    start = 0
+    for text, count in pieces(sampled, decode):
+        least = float(call.logprobs[start : start + count].min())
+        body.append(_plain(text), _shade(least))
+        start += count
+    return body
+
+
+def pieces(token_ids: Sequence[int], decode: Decode) -> list[tuple[str, int]]:
+    """Cut ids into the shortest runs that decode to whole characters.
+
+    Returns:
+        Text and number of tokens of each run; the numbers add up to `len(token_ids)`.
+    """
+    found: list[tuple[str, int]] = []
+    pending: list[int] = []
+    for token_id in token_ids:
+        pending.append(token_id)
+        text = decode(pending)
+        if text.endswith(_HALF_CHARACTER) and len(pending) < _LONGEST_CHARACTER_TOKENS:
+            continue
+        found.append((text, len(pending)))
+        pending = []
+    if pending:
+        found.append((decode(pending), len(pending)))
+    return found
+
+
+def _shade(logprob: float) -> str:
+    return next((style for least, style in _SHADES if math.exp(logprob) > least), _UNLIKELY)
+
+
+def _plain(text: str) -> str:
+    return text.translate(_CONTROL)
+
+
+def _grade(outcome: Outcome | None) -> Grade | None:
+    match outcome:
+        case Completed(grade=grade) | TimedOut(grade=grade):
+            return grade
+        case Failed() | Cancelled() | None:
+            return None
+        case _:
+            assert_never(outcome)
+
+
+def _outcome(outcome: Outcome | None) -> Text:
+    match outcome:
+        case None:
+            return Text("no outcome yet")
+        case Completed(grade=grade, exit_code=exit_code):
+            return _graded(grade).append(f"  (the harness exited with {exit_code})")
+        case TimedOut(stage=stage, grade=Grade() as grade):
+            return _graded(grade).append(f"  (timed out while {stage})")
+        case TimedOut(stage=stage):
+            return Text(f"timed out while {stage}, not graded", "warn")
+        case Failed(stage=stage, error=error):
+            return Text(f"failed while {stage}: {_plain(error)}", "fail")
+        case Cancelled(reason=reason):
+            return Text(f"cancelled: {reason}", "warn")
+        case _:
+            assert_never(outcome)
+
+
+def _graded(grade: Grade) -> Text:
+    verdict = ("passed", "ok") if grade.passed else ("not passed", "fail")
+    text = Text.assemble(f"reward {grade.reward:g}  ", verdict)
+    for name, value in grade.details.items():
+        text.append(f"\n  {name}: {_plain(str(value))}")
+    return text

@@ -1,0 +1,189 @@
+"""`polar verify RUN`: checks that what was trained on is exactly what the engine saw and sampled."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from polar.cli.console import console, errors
+from polar.cli.run_folder import RunFolder, newest_run
+from polar.engines import read_tape
+from polar.errors import FidelityError
+from polar.rollout.settings import RolloutSettings
+from polar.store import JournalReader, read_journal
+from polar.trajectory import BuildPolicy, Built, build, check, check_tape, from_table
+from polar.types import Call, SessionId, Trace, Trajectory
+
+__all__ = ["Verification", "verify", "verify_run"]
+
+_SHOWN = 20
+_SCRIPTED_PHASES = frozenset({"warm_start"})
+"""Phases whose calls a scripted expert answered, which no engine's tape has."""
+
+
+@dataclass(slots=True)
+class Verification:
+    """What was compared, and every violation that was found."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    """What -> how many were compared and found equal."""
+    violations: list[str] = field(default_factory=list)
+    """One line each."""
+
+
+def verify(
+    run: Annotated[
+        Path | None, typer.Argument(help="Run folder; the newest in ./runs if left out.")
+    ] = None,
+) -> None:
+    """Check every token of a run, from four records of it that were made apart.
+
+    Each attempt of each session is rebuilt from the journal's calls and checked token by token;
+    the Parquet rows that were trained on must be equal to it; and the calls must be those on the
+    tape that was recorded at the engine, none missing, none invented.
+
+    Exits with 8 if anything is violated.
+
+    Examples:
+        polar verify
+
+        polar verify runs/demo
+    """
+    folder = RunFolder(run) if run is not None else newest_run()
+    found = verify_run(folder)
+    _print(folder, found)
+    if found.violations:
+        raise typer.Exit(FidelityError.exit_code)
+
+
+def verify_run(folder: RunFolder) -> Verification:
+    """Compare a run's journal, trajectories and engine tape.
+
+    Raises:
+        JournalError: There is no journal in the folder, or it cannot be read.
+        ConfigError: The run's config cannot be read.
+    """
+    found = Verification()
+    settings = folder.rollout()
+    with read_journal(folder.journal) as journal:
+        attempts = _rebuilt(journal, settings, found)
+        taped = _taped_calls(journal)
+    for path in folder.tables():
+        _compare_table(path, attempts, found)
+    _compare_tape(folder, taped, found)
+    return found
+
+
+def _rebuilt(
+    journal: JournalReader, settings: RolloutSettings, found: Verification
+) -> Mapping[SessionId, Sequence[Built]]:
+    """Rebuild and check every attempt of every session."""
+    policy = BuildPolicy(max_trace_tokens=settings.max_trace_tokens)
+    rebuilt: dict[SessionId, list[Built]] = {}
+    for record in journal.sessions():
+        session = record.session
+        found.counts["sessions"] += 1
+        builds = rebuilt.setdefault(session.id, [])
+        for attempt in range(session.attempt + 1):
+            calls = journal.calls(session.id, attempt)
+            try:
+                built = build(calls, builder=settings.builder, policy=policy)
+                report = check(calls, built)
+            except FidelityError as error:
+                found.violations.append(f"{session.id}, attempt {attempt}: {error}")
+                continue
+            builds.append(built)
+            found.counts["attempts"] += 1
+            found.counts["calls"] += report.calls
+            found.counts["traces"] += report.traces
+            found.counts["sampled tokens"] += report.sampled
+            found.counts["tokens kept"] += report.kept
+            found.counts["tokens dropped, each for a counted reason"] += (
+                report.sampled - report.kept
+            )
+            found.counts["context tokens compared"] += report.context
+    return rebuilt
+
+
+def _taped_calls(journal: JournalReader) -> list[Call]:
+    return [
+        call
+        for record in journal.sessions()
+        if record.phase not in _SCRIPTED_PHASES
+        for attempt in range(record.session.attempt + 1)
+        for call in journal.calls(record.session.id, attempt)
+    ]
+
+
+def _compare_table(
+    path: Path, attempts: Mapping[SessionId, Sequence[Built]], found: Verification
+) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as parquet
+
+    try:
+        trajectories = from_table(parquet.read_table(path))
+    except (FidelityError, pa.ArrowException, OSError) as error:
+        found.violations.append(f"{path.name}: {error}")
+        return
+    for trajectory in trajectories:
+        builds = attempts.get(trajectory.session_id, ())
+        if any(_is_of(trajectory, built) for built in builds):
+            found.counts["trajectories equal to the rebuilt ones"] += 1
+        else:
+            found.violations.append(
+                f"{path.name}: {trajectory.session_id} is not what its calls in the journal give"
+            )
+
+
+def _is_of(trajectory: Trajectory, built: Built) -> bool:
+    return trajectory.report == built.report and _all_equal(trajectory.traces, built.traces)
+
+
+def _all_equal(stored: Sequence[Trace], rebuilt: Sequence[Trace]) -> bool:
+    return len(stored) == len(rebuilt) and all(
+        one.call_ids == other.call_ids
+        and np.array_equal(one.token_ids, other.token_ids)
+        and np.array_equal(one.loss_mask, other.loss_mask)
+        and np.array_equal(one.logprobs, other.logprobs)
+        and np.array_equal(one.weight_versions, other.weight_versions)
+        for one, other in zip(stored, rebuilt, strict=True)
+    )
+
+
+def _compare_tape(folder: RunFolder, calls: Iterable[Call], found: Verification) -> None:
+    if not folder.tape.is_file():
+        found.violations.append(f"{folder.tape.name} is missing: the engine's view is not known")
+        return
+    records = list(read_tape(folder.tape))
+    try:
+        check_tape(calls, records)
+    except FidelityError as error:
+        found.violations.append(f"{folder.tape.name}: {error}")
+        return
+    found.counts["requests on the engine's tape, each a call"] += len(records)
+
+
+def _print(folder: RunFolder, found: Verification) -> None:
+    table = Table(title=f"{folder.path}: checked and equal", title_justify="left", box=None)
+    table.add_column("what")
+    table.add_column("number", justify="right")
+    for what, number in found.counts.items():
+        table.add_row(what, f"{number:,}")
+    console.print(table)
+    for violation in found.violations[:_SHOWN]:
+        errors.print(Text.assemble(("violation: ", "fail"), violation), soft_wrap=True)
+    if len(found.violations) > _SHOWN:
+        errors.print(f"and {len(found.violations) - _SHOWN} more")
+    if found.violations:
+        console.print(Text(f"{len(found.violations)} violations", "fail"))
+    else:
+        console.print(Text("no violation", "ok"))
