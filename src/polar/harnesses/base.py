@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from polar.runtimes.base import ExecResult, Place, ProcessSpec
-from polar.types import CallKind, Chat
+from polar.types import CallKind, Chat, Message
 
 __all__ = ["Harness", "Installation", "Launch", "LaunchRequest"]
 
@@ -69,6 +69,14 @@ class Harness(Protocol):
 
     def launch(self, request: LaunchRequest) -> Launch:
         """Say how to start one session: pure."""
+        ...
+
+    def expert_turns(self, commands: Sequence[str]) -> tuple[Message, ...]:
+        """Write the replies by which an expert runs these shell commands, one a turn, and ends.
+
+        Returns:
+            Assistant messages in order; empty where the preset cannot know (any command line).
+        """
         ...
 
     def kind_of(self, chat: Chat, headers: Mapping[str, str]) -> CallKind:

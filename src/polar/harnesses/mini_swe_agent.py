@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from polar.harnesses.base import Installation, Launch, LaunchRequest
 from polar.harnesses.installing import interpreter_of, own_folder, python_folders
 from polar.harnesses.settings import MiniSweAgentSettings
 from polar.runtimes.base import ExecResult, Preload, ProcessSpec
-from polar.types import CallKind, Chat
+from polar.types import CallKind, Chat, Message, ToolCall
 
 __all__ = ["VERSION", "MiniSweAgent"]
 
@@ -55,6 +56,8 @@ _MODULES = (
     "rich._emoji_codes",
     "rich.status",
 )
+
+_SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 
 _TEXT_SYSTEM = """\
 You do tasks in a Linux shell. Reply with exactly one bash block:
@@ -133,6 +136,18 @@ class MiniSweAgent:
         }
         files = {_CONFIG: yaml.safe_dump(self._config(), sort_keys=False)}
         return Launch(ProcessSpec(tuple(argv), env, preload=self._preload), files)
+
+    def expert_turns(self, commands: Sequence[str]) -> tuple[Message, ...]:
+        """Write each command, and at last the submission, as a block or a call of the tool."""
+        return tuple(
+            self._expert_turn(index, command) for index, command in enumerate((*commands, _SUBMIT))
+        )
+
+    def _expert_turn(self, index: int, command: str) -> Message:
+        if self._settings.actions == "text":
+            return Message("assistant", f"```bash\n{command}\n```")
+        call = ToolCall(f"expert{index}", "bash", json.dumps({"command": command}))
+        return Message("assistant", "", tool_calls=(call,))
 
     def kind_of(self, chat: Chat, headers: Mapping[str, str]) -> CallKind:
         """Tell its calls, all of which are main ones, from those of the agent's own commands."""

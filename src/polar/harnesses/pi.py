@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from polar.harnesses.base import Installation, Launch, LaunchRequest
 from polar.harnesses.installing import own_folder
 from polar.harnesses.settings import PiSettings
 from polar.runtimes.base import ExecResult, ProcessSpec
-from polar.types import CallKind, Chat
+from polar.types import CallKind, Chat, Message, ToolCall
 
 __all__ = ["VERSION", "Pi"]
 
@@ -75,6 +75,15 @@ class Pi:
             f"{_FOLDER}/settings.json": json.dumps(self._own_settings()),
         }
         return Launch(ProcessSpec(argv, env, stdin=request.instruction), files)
+
+    def expert_turns(self, commands: Sequence[str]) -> tuple[Message, ...]:
+        """Call the bash tool for each command, and say at last that it is done."""
+        calls = (
+            ToolCall(f"expert{index}", "bash", json.dumps({"command": command}))
+            for index, command in enumerate(commands)
+        )
+        turns = (Message("assistant", "", tool_calls=(call,)) for call in calls)
+        return (*turns, Message("assistant", "Done."))
 
     def kind_of(self, chat: Chat, headers: Mapping[str, str]) -> CallKind:
         """Tell main calls, compactions, and calls of the agent's own commands apart."""

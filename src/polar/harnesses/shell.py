@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import shlex
 import string
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from polar.errors import ConfigError
 from polar.harnesses.base import Installation, Launch, LaunchRequest
 from polar.harnesses.settings import ShellSettings
 from polar.runtimes.base import ExecResult, ProcessSpec
-from polar.types import CallKind, Chat
+from polar.types import CallKind, Chat, Message
 
 __all__ = ["Shell"]
 
@@ -66,6 +66,10 @@ class Shell:
         }
         line = self._settings.command.format(**quoted)
         return Launch(ProcessSpec((str(_SHELL), "-c", line), env))
+
+    def expert_turns(self, commands: Sequence[str]) -> tuple[Message, ...]:
+        """Know of no expert: a command line may speak to the model in any form."""
+        return ()
 
     def kind_of(self, chat: Chat, headers: Mapping[str, str]) -> CallKind:
         """Take every call for a main one: nothing is known about the program."""

@@ -56,6 +56,16 @@ class Renderer(Protocol):
         """
         ...
 
+    def reply_ids(self, reply: Message) -> list[int]:
+        """Ids that a model would sample to give this reply, its end-of-turn token included.
+
+        For scripted experts only: a reply that was sampled is never rendered again.
+
+        Raises:
+            BadRequest: The model's template cannot express the reply.
+        """
+        ...
+
     def bridge(
         self,
         previous_ids: Sequence[int],

@@ -64,11 +64,32 @@ class FamilyRenderer:
         Raises:
             BadRequest: The family cannot express the conversation.
         """
+        return self._ids(messages, tools, generate=True)
+
+    def reply_ids(self, reply: Message) -> list[int]:
+        """Ids that a model would sample to give this reply; see `Renderer.reply_ids`.
+
+        Raises:
+            BadRequest: The family cannot express the reply.
+        """
+        question = Message("user", "Polar probe")
+        asked = self._ids([question], (), generate=True)
+        whole = self._ids([question, reply], (), generate=False)
+        ends = [at for at in range(len(asked), len(whole)) if whole[at] in self._stops]
+        if not ends or whole[: len(asked)] != asked:
+            raise BadRequest(
+                f"the model family {self._family} has no assistant turn of its own to fill"
+            )
+        return whole[len(asked) : ends[0] + 1]
+
+    def _ids(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, generate: bool
+    ) -> list[int]:
         try:
             ids = self._renderer.render_ids(
                 [_message(message) for message in messages],
                 tools=[tool_fields(tool) for tool in tools] or None,
-                add_generation_prompt=True,
+                add_generation_prompt=generate,
             )
         except (ValueError, TypeError, KeyError) as error:
             raise BadRequest(

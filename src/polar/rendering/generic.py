@@ -56,6 +56,20 @@ class GenericRenderer:
         """
         return encode(self._tokenizer, self._template.text(messages, tools, generate=True))
 
+    def reply_ids(self, reply: Message) -> list[int]:
+        """Ids that a model would sample to give this reply; see `Renderer.reply_ids`.
+
+        Raises:
+            BadRequest: The template cannot express the reply, or does not end its turns.
+        """
+        asked = self._template.text([_QUESTION], (), generate=True)
+        whole = self._template.text([_QUESTION, reply], (), generate=False)
+        end = self._template.traits.end_of_turn
+        cut = whole.find(end, len(asked)) if end is not None else -1
+        if end is None or cut < 0 or not whole.startswith(asked):
+            raise BadRequest("the chat template has no assistant turn of its own to fill")
+        return encode(self._tokenizer, whole[len(asked) : cut + len(end)])
+
     def bridge(
         self,
         previous_ids: Sequence[int],

@@ -1,0 +1,185 @@
+"""The composition root: builds the parts of a run from its config and takes them down again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from polar import engines, harnesses, models, runtimes
+from polar.config import RunConfig
+from polar.engines.base import Engine
+from polar.engines.taped import TapedEngine
+from polar.errors import EngineRefused
+from polar.gateway import Gateway
+from polar.harnesses.base import Harness
+from polar.rendering import load_renderer
+from polar.rendering.base import Renderer
+from polar.rollout import ExpertEngine, Plan, Rollout, SessionEvent
+from polar.runtimes.base import Runtime
+from polar.store import SqliteJournal
+from polar.types import Group, Task
+
+if TYPE_CHECKING:
+    from polar.train import Trainer
+
+__all__ = ["EngineSync", "Parts", "compose"]
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Everything a command needs, started."""
+
+    config: RunConfig
+    run_dir: Path
+    model_dir: Path
+    renderer: Renderer
+    engine: Engine
+    journal: SqliteJournal
+    gateway: Gateway
+    harness: Harness
+    runtime: Runtime
+    rollout: Rollout
+    trainer: Trainer | None
+    expert: tuple[ExpertEngine, Rollout] | None
+
+    async def collect(
+        self, tasks: Sequence[Task], *, samples: int, phase: str, step: int
+    ) -> tuple[Group, ...]:
+        """Run sessions of the policy."""
+        return await self.rollout.collect_all(Plan(tuple(tasks), samples, phase, step))
+
+    async def collect_expert(
+        self, tasks: Sequence[Task], *, samples: int, phase: str, step: int
+    ) -> tuple[Group, ...]:
+        """Run the expert's sessions, through the same harness and gateway code."""
+        assert self.expert is not None
+        engine, rollout = self.expert
+        plan = Plan(tuple(tasks), samples, phase, step)
+        engine.prepare(
+            {
+                plan.session_id(index, sample): self.harness.expert_turns(task.expert)
+                for index, task in enumerate(plan.tasks)
+                for sample in range(samples)
+            }
+        )
+        return await rollout.collect_all(plan)
+
+
+class EngineSync:
+    """Gives the engine the trainer's weights: in place when they share memory, else as files."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._shared = parts.config.engine.name == "embedded"
+
+    async def before(self) -> None:
+        """Hold new calls back and stop sampling."""
+        self._parts.gateway.pause()
+        await self._parts.engine.pause()
+
+    async def after(self, version: int) -> None:
+        """Load the weights and let calls through."""
+        path = None if self._shared else await asyncio.to_thread(self._write, version)
+        await self._parts.engine.load_weights(version, path)
+        await self._parts.engine.resume()
+        self._parts.gateway.resume()
+
+    def _write(self, version: int) -> Path:
+        assert self._parts.trainer is not None
+        path = self._parts.run_dir / "weights"
+        self._parts.trainer.save(path)
+        return path
+
+
+@asynccontextmanager
+async def compose(
+    config: RunConfig,
+    run_dir: Path,
+    *,
+    cache: Path,
+    training: bool,
+    on_event: Callable[[SessionEvent], None],
+    say: Callable[[str], None],
+) -> AsyncIterator[Parts]:
+    """Start the parts of a run in order; leave in the opposite order.
+
+    Raises:
+        PolarError: A part cannot be started; says which and what to do.
+    """
+    run_dir.mkdir(parents=True, exist_ok=True)
+    harness = harnesses.load(config.harness.name)(config.harness.settings)
+    harness.find()
+    model_dir = await asyncio.to_thread(models.resolve, config.model, cache=cache, progress=say)
+    renderer = await asyncio.to_thread(load_renderer, str(model_dir))
+    async with AsyncExitStack() as stack:
+        engine, trainer = await asyncio.to_thread(_engine_and_trainer, config, model_dir, training)
+        stack.push_async_callback(engine.aclose)
+        taped = TapedEngine(engine, run_dir / "engine.tape")
+        journal = await stack.enter_async_context(
+            SqliteJournal.open(run_dir / "journal.sqlite", settings=config.journal)
+        )
+        runtime = _runtime(config, say)
+        stack.push_async_callback(runtime.aclose)
+
+        async def serve(source: Engine) -> tuple[Gateway, Rollout]:
+            gateway = Gateway(source, renderer, journal, config.gateway)
+            address = await stack.enter_async_context(gateway.serve())
+            rollout = Rollout(
+                gateway=gateway,
+                gateway_url=address.url,
+                runtime=runtime,
+                harness=harness,
+                journal=journal,
+                work_root=run_dir / "work",
+                model_name=model_dir.name,
+                settings=config.rollout,
+                on_event=on_event,
+            )
+            return gateway, rollout
+
+        gateway, rollout = await serve(taped)
+        expert = None
+        if training and config.loop.warm_start.sessions:
+            scripted = ExpertEngine(renderer.reply_ids)
+            _, expert_rollout = await serve(TapedEngine(scripted, run_dir / "engine.tape"))
+            expert = (scripted, expert_rollout)
+        yield Parts(
+            config=config,
+            run_dir=run_dir,
+            model_dir=model_dir,
+            renderer=renderer,
+            engine=taped,
+            journal=journal,
+            gateway=gateway,
+            harness=harness,
+            runtime=runtime,
+            rollout=rollout,
+            trainer=trainer,
+            expert=expert,
+        )
+
+
+def _engine_and_trainer(
+    config: RunConfig, model_dir: Path, training: bool
+) -> tuple[Engine, Trainer | None]:
+    kind = engines.load(config.engine.name)
+    if config.engine.name != "embedded" and not training:
+        return kind(config.engine.settings), None
+    model = load_model(model_dir, dtype=config.train.dtype)
+    trainer = _trainer(config, model) if training else None
+    if config.engine.name == "embedded":
+        return kind(model, config.engine.settings), trainer
+    return kind(config.engine.settings), trainer
+
+
+def _runtime(config: RunConfig, say: Callable[[str], None]) -> Runtime:
+    if config.runtime.name != "auto":
+        return runtimes.load(config.runtime.name)(config.runtime.settings)
+    choice = runtimes.default_runtime()
+    if choice.warning is not None:
+        say(f"[yellow]warning:[/yellow] {choice.warning}")
+    return choice.runtime

@@ -1,0 +1,235 @@
+"""`polar train CONFIG`: train a model through a harness, or resume an interrupted run."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from polar.cli.console import console
+from polar.cli.live import LiveView
+from polar.config import RunConfig, environment, load_config, write_config
+from polar.errors import ConfigError
+from polar.types import Group
+
+if TYPE_CHECKING:
+    from polar.cli.compose import Parts
+    from polar.train.loop import Evaluation
+
+__all__ = ["run_training", "train"]
+
+
+def train(
+    config: Annotated[Path | None, typer.Argument(help="The run's config, YAML or TOML.")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Run folder of an interrupted run to go on with.")
+    ] = None,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Where to write; default runs/TIME.")
+    ] = None,
+    override: Annotated[
+        list[str] | None, typer.Option("--set", help="Change a setting: loop.steps=5")
+    ] = None,
+) -> None:
+    """Train a model by reinforcement learning through a harness.
+
+    Examples:
+        polar train config.yaml
+
+        polar train config.yaml --set loop.steps=5 --run-dir runs/try
+
+        polar train --resume runs/20260101-120000
+    """
+    if (config is None) == (resume is None):
+        raise ConfigError(
+            "name either a config file or --resume RUN",
+            fix="See `polar train --help` for examples.",
+        )
+    if resume is not None:
+        settings = load_config(resume / "config.yaml", override or (), RunConfig)
+        run_training(settings, resume, resume=True)
+    else:
+        settings = load_config(config, override or (), RunConfig)
+        run_training(settings, run_dir or new_run_dir(), resume=False)
+
+
+def new_run_dir() -> Path:
+    """Name a run folder after the time."""
+    return Path("runs") / datetime.now().strftime("%Y%m%d-%H%M%S")
+
+
+def run_training(config: RunConfig, run_dir: Path, *, resume: bool) -> Mapping[str, object]:
+    """Run a training to its end and return its summary."""
+    if not resume and (run_dir / "config.yaml").exists():
+        raise ConfigError(
+            "the run folder holds a run already",
+            where=str(run_dir),
+            fix=f"Go on with `polar train --resume {run_dir}`, or name another folder.",
+        )
+    run_dir.mkdir(parents=True, exist_ok=True)
+    write_config(run_dir / "config.yaml", config)
+    try:
+        return asyncio.run(_train(config, run_dir, resume=resume))
+    except KeyboardInterrupt:
+        console.print(
+            f"\n[yellow]Interrupted.[/yellow] Every finished session is kept. "
+            f"Go on with: [bold]polar train --resume {run_dir}[/bold]",
+            highlight=False,
+        )
+        raise
+
+
+async def _train(config: RunConfig, run_dir: Path, *, resume: bool) -> Mapping[str, object]:
+    from polar.cli.compose import compose
+    from polar.train.records import write_json
+
+    started = time.monotonic()
+    with LiveView(console) as view:
+        async with compose(
+            config,
+            run_dir,
+            cache=environment().cache,
+            training=True,
+            on_event=view.session,
+            say=view.say,
+        ) as parts:
+            summary = await _run_loop(parts, view, resume=resume, started=started)
+    write_json(run_dir / "summary.json", summary)
+    report(run_dir, summary)
+    return summary
+
+
+async def _run_loop(
+    parts: Parts, view: LiveView, *, resume: bool, started: float
+) -> Mapping[str, object]:
+    from polar.cli.compose import EngineSync
+    from polar.cli.work import load_tasks, write_trajectories
+    from polar.train.loop import TrainingLoop
+    from polar.train.records import MetricsLog, draw_curve
+
+    config, run_dir = parts.config, parts.run_dir
+    assert parts.trainer is not None
+    metrics = MetricsLog(run_dir / "metrics.jsonl")
+    train_tasks, heldout_tasks = load_tasks(config.tasks, seed=config.seed)
+
+    def record(row: Mapping[str, object]) -> None:
+        metrics.add(row)
+        if row["phase"] == "train":
+            view.step(row, steps=config.loop.steps)
+        elif "pass_at_1" in row:
+            view.say(
+                f"[bold]{row['phase']}[/bold]  pass@1 {row['pass_at_1']:.1%}"
+                f" [{row['low']:.1%}, {row['high']:.1%}], {row['sessions']} sessions,"
+                f" {row['rollout_s']:.1f} s"
+            )
+        else:
+            view.say(
+                f"[bold]{row['phase']}[/bold]  {row['sessions']} expert sessions,"
+                f" collected in {row['rollout_s']:.1f} s, trained in {row['train_s']:.1f} s"
+            )
+
+    def keep(phase: str, step: int, groups: tuple[Group, ...]) -> None:
+        write_trajectories(run_dir, phase, step, groups)
+
+    loop = TrainingLoop(
+        trainer=parts.trainer,
+        collect=view.shown(parts.collect),
+        collect_expert=view.shown(parts.collect_expert),
+        sync=EngineSync(parts),
+        train_tasks=train_tasks,
+        heldout_tasks=heldout_tasks,
+        settings=config.loop,
+        seed=config.seed,
+        state_dir=run_dir / "state",
+        record=record,
+        keep=keep,
+        progress=view.training,
+    )
+    if resume:
+        loop.resume()
+        metrics.cut_after(loop.state.step)
+        view.say(f"resuming after step {loop.state.step}")
+    before, after = await loop.run()
+    with view.doing("writing the checkpoint"):
+        await asyncio.to_thread(parts.trainer.save, run_dir / "checkpoints" / "final")
+        draw_curve(
+            run_dir / "curve.png",
+            metrics.rows,
+            before,
+            after,
+            title=f"{config.model} through {config.harness.name}, seed {config.seed}",
+        )
+    return _summary(parts, before, after, steps=loop.state.step, wall_s=loop.spent_s())
+
+
+def _summary(
+    parts: Parts,
+    before: Evaluation | None,
+    after: Evaluation | None,
+    *,
+    steps: int,
+    wall_s: float,
+) -> Mapping[str, object]:
+    def interval(found: Evaluation | None) -> list[float] | None:
+        return [found.low, found.high] if found else None
+
+    config = parts.config
+    return {
+        "version": 1,
+        "heldout_pass_at_1_before": before.pass_at_1 if before else None,
+        "heldout_pass_at_1_before_interval_95": interval(before),
+        "heldout_pass_at_1_after": after.pass_at_1 if after else None,
+        "heldout_pass_at_1_after_interval_95": interval(after),
+        "heldout_sessions": after.sessions if after else 0,
+        "gain_points": 100 * (after.pass_at_1 - before.pass_at_1) if before and after else None,
+        "sampling_temperature": config.rollout.temperature,
+        "steps": steps,
+        "wall_s": wall_s,
+        "seed": config.seed,
+        "harness": config.harness.name,
+        "model": config.model,
+        "engine": config.engine.name,
+        "before": asdict(before) if before else None,
+        "after": asdict(after) if after else None,
+        "run_dir": str(parts.run_dir),
+    }
+
+
+def report(run_dir: Path, summary: Mapping[str, object]) -> None:
+    """Print the closing table, the curve and where everything is."""
+    from rich.table import Table
+
+    from polar.train.records import MetricsLog, terminal_curve
+
+    curve = terminal_curve(MetricsLog(run_dir / "metrics.jsonl").rows, width=console.width)
+    if curve:
+        console.print("\n[bold]pass rate of the training sessions, each step[/bold]")
+        console.print(curve, markup=False, highlight=False)
+    table = Table(title="Held-out tasks (kinds never trained on)")
+    for column in ("", "pass@1", "95% interval", "sessions"):
+        table.add_column(column, justify="left" if not column else "right")
+    for name in ("before", "after"):
+        share = summary[f"heldout_pass_at_1_{name}"]
+        interval = summary[f"heldout_pass_at_1_{name}_interval_95"]
+        if isinstance(share, float) and isinstance(interval, list):
+            table.add_row(
+                f"{name} reinforcement learning",
+                f"{share:.1%}",
+                f"{interval[0]:.1%} to {interval[1]:.1%}",
+                str(summary["heldout_sessions"]),
+            )
+    console.print(table)
+    if isinstance(gain := summary["gain_points"], float):
+        console.print(f"Gain through reinforcement learning alone: [bold]{gain:+.1f} points[/bold]")
+    console.print(f"Run folder: [bold]{run_dir}[/bold]  (wall {summary['wall_s']:.0f} s)")
+    console.print(f"Curve: {run_dir / 'curve.png'}   Checkpoint: {run_dir / 'checkpoints/final'}")
+    console.print(
+        f"Look at a session: [bold]polar show heldout_after --run {run_dir}[/bold]"
+        f"   Check every token: [bold]polar verify {run_dir}[/bold]"
+    )

@@ -1,0 +1,36 @@
+"""Settings of the rollout stages."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+__all__ = ["RolloutSettings"]
+
+
+class RolloutSettings(BaseModel):
+    """How sessions are run: pool sizes, sampling, budgets, builder."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    prepare_workers: int = Field(default=2, ge=1)
+    """Sandboxes being started at the same time."""
+    ready_buffer: int = Field(default=2, ge=1)
+    """Started sandboxes that may wait for a run slot."""
+    run_workers: int = Field(default=16, ge=1)
+    """Harness processes at the same time; at best the engine's concurrency."""
+    grade_workers: int = Field(default=2, ge=1)
+    """Graders at the same time."""
+    max_attempts: int = Field(default=2, ge=1)
+    """Attempts of a session that failed through no fault of the model (sandbox, engine)."""
+    temperature: float = Field(default=1.0, gt=0)
+    """Sampling temperature of training and evaluation, whatever the harness asks for."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Nucleus of training and evaluation; below 1 the sampled distribution is truncated."""
+    max_tokens: int = Field(default=256, ge=1)
+    """Most sampled tokens of a call."""
+    builder: Literal["prefix_merging", "per_request"] = "prefix_merging"
+    """How calls become traces."""
+    max_trace_tokens: int = Field(default=8192, ge=1)
+    """Longest trace; the exact causal prefix is kept, the rest dropped with its reason."""
