@@ -42,6 +42,7 @@ class Assembly:
 
     def __init__(self, parser: IncrementalParser, stops: Sequence[str]) -> None:
         self._parser = parser
+        self._cuts = bool(stops)
         self._filter = StopFilter(stops)
         self._given: list[Delta] = []
 
@@ -61,7 +62,9 @@ class Assembly:
         message = _message_of(self._given, sampled) if self.stopped else sampled
         return Assembled(tuple(given), message, sampled)
 
-    def _give(self, deltas: Iterable[Delta]) -> list[Delta]:
+    def _give(self, deltas: list[Delta]) -> list[Delta]:
+        if not self._cuts:
+            return deltas
         given = list(self._cut(deltas))
         self._given += given
         return given

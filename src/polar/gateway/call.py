@@ -85,10 +85,12 @@ class RunningCall:
         self._on_done = on_done
         self._started_at = environment.clock()
         self._chunks: list[Chunk] = []
-        self._abandoned: PolarError | None = None
+        self._interruption: PolarError | None = None
+        self._abandoned = False
         self._started = False
         self._sampled_to_end = False
-        self._timeout: asyncio.Timeout | None = None
+        self._heard_at = 0.0
+        self._watchdog: asyncio.TimerHandle | None = None
         self._task = asyncio.create_task(self._run(), name=request.id)
 
     def abandon(self, reason: PolarError) -> bool:
@@ -99,10 +101,8 @@ class RunningCall:
         """
         if self._sampled_to_end:
             return False
-        if self._abandoned is None:
-            self._abandoned = reason
-            if self._started:
-                self._task.cancel()
+        self._abandoned = True
+        self._interrupt(reason)
         return True
 
     async def wait_recorded(self) -> None:
@@ -111,14 +111,15 @@ class RunningCall:
 
     def suspend_timeout(self) -> None:
         """Stop the engine's clock: the engine is about to pause."""
-        if self._timeout is not None:
-            self._timeout.reschedule(None)
+        if self._watchdog is not None:
+            self._watchdog.cancel()
 
     def restart_timeout(self) -> None:
         """Give the engine its full time again."""
-        if self._timeout is not None and not self._environment.pauses.paused:
-            now = asyncio.get_running_loop().time()
-            self._timeout.reschedule(now + self._environment.engine_timeout_s)
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+            self._heard_at = asyncio.get_running_loop().time()
+            self._watch()
 
     async def _run(self) -> None:
         ending = await self._sample_to_end()
@@ -132,18 +133,18 @@ class RunningCall:
 
     async def _sample_to_end(self) -> FinishReason | PolarError:
         """Sample until there is no more, whatever the reason; never raises."""
-        if self._abandoned is not None:
-            return self._abandoned  # before the first step of this task
+        if self._interruption is not None:
+            return self._interruption  # before the first step of this task
         self._started = True
         try:
             await self._wait_open()
             return await self._sample()
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            if self._abandoned is None or task is None:
+            if self._interruption is None or task is None:
                 raise
             task.uncancel()
-            return self._abandoned
+            return self._interruption
         except PolarError as error:
             return error
         except Exception:
@@ -165,12 +166,10 @@ class RunningCall:
             affinity=self.request.session.id,
             id=self.request.id,
         )
-        async with (
-            self._deadline(),
-            _closing(self._environment.engine.sample(request)) as chunks,
-        ):
+        now = asyncio.get_running_loop().time
+        async with self._watched(), _closing(self._environment.engine.sample(request)) as chunks:
             async for chunk in chunks:
-                self.restart_timeout()
+                self._heard_at = now()
                 self._chunks.append(chunk)
                 self.feed.put(self._assembly.feed(chunk.token_ids))
                 if self._assembly.stopped:
@@ -180,15 +179,34 @@ class RunningCall:
         raise EngineError("the engine ended its stream without a finish reason")
 
     @asynccontextmanager
-    async def _deadline(self) -> AsyncIterator[None]:
+    async def _watched(self) -> AsyncIterator[None]:
+        """Interrupt the body when the engine is silent for too long."""
+        self._heard_at = asyncio.get_running_loop().time()
+        self._watch()
         try:
-            async with asyncio.timeout(None) as self._timeout:
-                self.restart_timeout()
-                yield
-        except TimeoutError as error:
-            raise EngineError("the engine gave no token in time") from error
+            yield
         finally:
-            self._timeout = None
+            if self._watchdog is not None:
+                self._watchdog.cancel()
+            self._watchdog = None
+
+    def _watch(self) -> None:
+        """Look again when the engine's time is up; one timer a call, not one a token."""
+        loop = asyncio.get_running_loop()
+        due_at = self._heard_at + self._environment.engine_timeout_s
+        if loop.time() >= due_at:
+            self._interrupt(EngineError("the engine gave no token in time"))
+            return
+        self._watchdog = loop.call_at(due_at, self._watch)
+        if self._environment.pauses.paused:
+            self._watchdog.cancel()
+
+    def _interrupt(self, reason: PolarError) -> None:
+        """End the sampling for a reason; the first one stays."""
+        if self._interruption is None and not self._sampled_to_end:
+            self._interruption = reason
+            if self._started:
+                self._task.cancel()
 
     async def _record(self, ending: FinishReason | PolarError) -> Reply | PolarError:
         assembled = self._assembly.finish()
@@ -208,7 +226,7 @@ class RunningCall:
         self, ending: FinishReason | PolarError, assembled: Assembled
     ) -> FinishReason:
         if isinstance(ending, PolarError):
-            return "abandoned" if ending is self._abandoned else "error"
+            return "abandoned" if self._abandoned else "error"
         if self._assembly.stopped:
             return "stop"
         return "tool_calls" if ending == "stop" and assembled.given.tool_calls else ending
