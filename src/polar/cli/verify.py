@@ -1,4 +1,4 @@
-"""`polar verify RUN`: checks that what was trained on is exactly what the engine saw and sampled."""
+"""`polar verify RUN`: checks that what trained is exactly what the engine saw and sampled."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def _compare_table(
     path: Path, attempts: Mapping[SessionId, Sequence[Built]], found: Verification
 ) -> None:
     import pyarrow as pa
-    import pyarrow.parquet as parquet
+    from pyarrow import parquet
 
     try:
         trajectories = from_table(parquet.read_table(path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
 import fcntl
 import re
@@ -18,7 +19,6 @@ from polar.models.conversion import convert_gguf
 from polar.models.hub import from_hub
 from polar.models.manifest import check_folder, write_manifest
 from polar.models.packaged import find_gguf
-from polar.tasks.problems import nearest
 
 __all__ = ["names", "resolve"]
 
@@ -62,9 +62,13 @@ def resolve(name: str, *, cache: Path, progress: Callable[[str], None] = lambda 
     raise ModelMissing(
         "there is no such model: it is no known name, no folder and no hub id",
         where=name,
-        fix=nearest(name, CATALOG)
-        + " Or name a folder in Hugging Face format, or a hub id: owner/name.",
+        fix=f"{_nearest(name)} Or name a folder in Hugging Face format, or a hub id: owner/name.",
     )
+
+
+def _nearest(name: str) -> str:
+    near = difflib.get_close_matches(name, CATALOG, n=1)
+    return f"Did you mean `{near[0]}`?" if near else f"Known names: {', '.join(CATALOG)}."
 
 
 def _checked(folder: Path) -> Path:
