@@ -42,7 +42,7 @@ def group_advantages(
 
 
 def graded_sessions(group: Group) -> MaskArray:
-    """Tell which sessions' work was graded: bool [sessions]. Only these say something about the model."""
+    """Tell which sessions were graded and so say something about the model: bool [sessions]."""
     return np.array([_is_graded(t.outcome) for t in group.trajectories], dtype=bool)
 
 
@@ -55,8 +55,8 @@ def grpo(rewards: Rewards, *, divide_by_std: bool = True) -> Rewards:
 
     Source: DeepSeekMath (arXiv 2402.03300) §4.1; Dr. GRPO (arXiv 2503.20783) §3.
     """
-    centred = rewards - rewards.mean()
-    return centred / (rewards.std(ddof=1) + STD_EPS) if divide_by_std else centred
+    centred: Rewards = rewards - rewards.mean()
+    return centred / (float(rewards.std(ddof=1)) + STD_EPS) if divide_by_std else centred
 
 
 def rloo(rewards: Rewards) -> Rewards:
@@ -67,7 +67,7 @@ def rloo(rewards: Rewards) -> Rewards:
 
     Source: Back to Basics (arXiv 2402.14740) §2.
     """
-    others = (rewards.sum() - rewards) / (rewards.size - 1)
+    others: Rewards = (rewards.sum() - rewards) / (rewards.size - 1)
     return rewards - others
 
 

@@ -12,11 +12,14 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface
+from torch.utils.checkpoint import checkpoint
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from polar.errors import TrainingError
 from polar.train.attention_blocks import Block, block_backward, block_forward
@@ -25,7 +28,7 @@ from polar.train.layout import TreeLayout
 __all__ = [
     "ATTENTION_NAME",
     "TreeContext",
-    "recompute_contexts",
+    "checkpoint_layers",
     "tree_attention",
     "tree_attention_forward",
 ]
@@ -62,16 +65,21 @@ def tree_attention(layout: TreeLayout) -> Iterator[TreeContext]:
         _current.reset(token)
 
 
-def recompute_contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    """Contexts for a checkpointed layer's forward pass and its recomputation in the backward pass.
+def checkpoint_layers(model: PreTrainedModel) -> None:
+    """Let every layer keep only its input and be computed again in the backward pass.
 
     The backward pass runs after `tree_attention` was left, so the recomputation enters it again.
     """
-    context = _current.get()
-    return nullcontext(), tree_attention(context.layout)
+    for layer in model.modules():
+        if isinstance(layer, GradientCheckpointingLayer):
+            layer.gradient_checkpointing = True
+            layer._gradient_checkpointing_func = partial(
+                checkpoint, use_reentrant=False, context_fn=_recompute_contexts
+            )
+    model.train()
 
 
-def tree_attention_forward(  # noqa: PLR0913 - the signature is transformers'
+def tree_attention_forward(  # noqa: PLR0913, PLR0917 - the signature is transformers'
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -82,18 +90,24 @@ def tree_attention_forward(  # noqa: PLR0913 - the signature is transformers'
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attend along the tree; the signature is that of transformers' attention functions.
+    """Attend along the tree of the surrounding `tree_attention`.
 
     Args:
+        module: The attention layer; not used.
         query: [1, heads, nodes, head_dim].
         key: [1, kv_heads, nodes, head_dim].
         value: [1, kv_heads, nodes, head_dim].
+        attention_mask: Must be absent: the tree says what is visible.
+        scaling: Factor of the scores; absent: `head_dim**-0.5`.
+        dropout: Must be 0.
+        sliding_window: Positions that a query sees, itself included; absent: all.
+        **kwargs: What else the model's layers pass; soft caps and sinks are refused.
 
     Returns:
-        [1, nodes, heads, head_dim].
+        Output [1, nodes, heads, head_dim], and no attention weights.
 
     Raises:
-        TrainingError: The model asks for what is not implemented here (dropout, soft caps, sinks).
+        TrainingError: The model asks for what is not implemented here, or there is no tree.
     """
     _refuse(attention_mask, dropout, kwargs)
     try:
@@ -106,11 +120,16 @@ def tree_attention_forward(  # noqa: PLR0913 - the signature is transformers'
     context.layers_seen += 1
     kv_heads, nodes, head_dim = key.shape[1:]
     scale = head_dim**-0.5 if scaling is None else scaling
-    grouped = query[0].unflatten(0, (kv_heads, -1))  # [kv_heads, group, nodes, head_dim]
-    output = _TreeAttention.apply(
+    grouped = query[0].reshape(kv_heads, -1, nodes, head_dim)  # [kv_heads, group, nodes, head_dim]
+    output: Tensor = _TreeAttention.apply(  # type: ignore[no-untyped-call]
         grouped, key[0], value[0], context.blocks_for(sliding_window), scale
     )
     return output.permute(2, 0, 1, 3).reshape(1, nodes, -1, value.shape[-1]), None
+
+
+def _recompute_contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    """Contexts of a layer's forward pass and of its recomputation."""
+    return nullcontext(), tree_attention(_current.get().layout)
 
 
 def _refuse(attention_mask: Tensor | None, dropout: float, kwargs: dict[str, Any]) -> None:
@@ -140,16 +159,21 @@ def _blocks(layout: TreeLayout, window: int | None) -> Iterator[Block]:
 
 
 class _TreeAttention(torch.autograd.Function):
-    """Sum of attention blocks; saves the merged output and log-sum-exp only."""
+    """Sum of attention blocks; saves the merged output and log-sum-exp only.
+
+    Computes in float32 at least: on CPU the fused kernel's bfloat16 form is no faster, and for
+    short segments twice slower.
+    """
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, blocks: list[Block], scale: float
     ) -> Tensor:
+        given = (query, key, value)
+        query, key, value = (_widen(x) for x in given)
         kv_heads, group, nodes, _ = query.shape
-        output = query.new_empty(nodes, kv_heads, group, value.shape[-1], dtype=_wide(query))
-        output = output.permute(1, 2, 0, 3)
-        lse = output.new_empty(kv_heads, group, nodes)
+        output = query.new_empty(nodes, kv_heads, group, value.shape[-1]).permute(1, 2, 0, 3)
+        lse = query.new_empty(kv_heads, group, nodes)
         for block in blocks:
             part, part_lse = block_forward(
                 query[:, :, block.rows], key[:, block.keys], value[:, block.keys], block, scale
@@ -158,38 +182,29 @@ class _TreeAttention(torch.autograd.Function):
                 output[:, :, block.rows], lse[:, :, block.rows] = part, part_lse
             else:
                 _merge(output[:, :, block.rows], lse[:, :, block.rows], part, part_lse)
-        output = output.to(query.dtype)
-        ctx.save_for_backward(query, key, value, output, lse)
+        ctx.save_for_backward(*given, output, lse)
         ctx.blocks, ctx.scale = blocks, scale
-        return output
+        return output.to(given[0].dtype)
 
     @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:  # type: ignore[override]
-        query, key, value, output, lse = ctx.saved_tensors
-        grads = [torch.zeros_like(x, dtype=_wide(x)) for x in (query, key, value)]
-        grad_query, grad_key, grad_value = grads
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        *given, output, lse = ctx.saved_tensors
+        query, key, value, grad_output = (_widen(x) for x in (*given, grad_output))
+        grad_query, grad_key, grad_value = (torch.zeros_like(x) for x in (query, key, value))
         for block in ctx.blocks:
             rows, keys = block.rows, block.keys
             d_query, d_key, d_value = block_backward(
                 grad_output[:, :, rows],
-                query[:, :, rows],
-                key[:, keys],
-                value[:, keys],
-                output[:, :, rows],
-                lse[:, :, rows],
+                (query[:, :, rows], key[:, keys], value[:, keys]),
+                (output[:, :, rows], lse[:, :, rows]),
                 block,
                 ctx.scale,
             )
             grad_query[:, :, rows] += d_query
             grad_key[:, keys] += d_key
             grad_value[:, keys] += d_value
-        return (
-            grad_query.to(query.dtype),
-            grad_key.to(key.dtype),
-            grad_value.to(value.dtype),
-            None,
-            None,
-        )
+        grads = (grad_query, grad_key, grad_value)
+        return *(g.to(x.dtype) for g, x in zip(grads, given, strict=True)), None, None
 
 
 def _merge(output: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
@@ -200,9 +215,8 @@ def _merge(output: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
     lse.copy_(merged)
 
 
-def _wide(tensor: Tensor) -> torch.dtype:
-    """The dtype to accumulate in."""
-    return torch.promote_types(tensor.dtype, torch.float32)
+def _widen(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 AttentionInterface.register(ATTENTION_NAME, tree_attention_forward)

@@ -71,13 +71,10 @@ def block_forward(
     return weights @ value[:, None], lse
 
 
-def block_backward(  # noqa: PLR0913 - the tensors of one backward pass
+def block_backward(
     grad_output: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    output: Tensor,
-    lse: Tensor,
+    inputs: tuple[Tensor, Tensor, Tensor],
+    merged: tuple[Tensor, Tensor],
     block: Block,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -85,14 +82,13 @@ def block_backward(  # noqa: PLR0913 - the tensors of one backward pass
 
     Args:
         grad_output: [kv_heads, group, rows, head_dim]; of the output merged over all blocks.
-        query: As in `block_forward`.
-        key: As in `block_forward`.
-        value: As in `block_forward`.
-        output: [kv_heads, group, rows, head_dim]; merged over all blocks of these rows.
-        lse: [kv_heads, group, rows]; merged likewise.
+        inputs: Query, key and value as in `block_forward`.
+        merged: Output and log-sum-exp as from `block_forward`, merged over all blocks of the rows.
         block: Which pairs are visible.
         scale: Factor of the scores.
     """
+    query, key, value = inputs
+    output, lse = merged
     if _fused(query, block):
         keys, values = _per_group(key, query), _per_group(value, query)
         d_query, d_key, d_value = (

@@ -5,29 +5,28 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import linear
 
 __all__ = ["sampled_logprobs"]
 
 
 def sampled_logprobs(
     hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
+    head: nn.Linear,
     *,
     rows: Tensor,
     tokens: Tensor,
     temperature: float = 1.0,
     chunk: int = 256,
 ) -> tuple[Tensor, Tensor]:
-    """Compute the logprobs of some tokens under `softmax(hidden @ weight.T / temperature)`.
+    """Compute the logprobs of some tokens under `softmax(head(hidden) / temperature)`.
 
     Logits exist for `chunk` rows at a time, and are computed again in the backward pass.
 
     Args:
         hidden: [rows, hidden_size]; with gradient.
-        weight: [vocabulary, hidden_size]; the output head, with gradient if it requires one.
-        bias: [vocabulary] or absent.
+        head: The output head; its weight gets a gradient if it requires one.
         rows: int64 [samples], ascending; the row of `hidden` that predicts each sample.
         tokens: int64 [samples]; the token of each sample.
         temperature: Logits are divided by it.
@@ -37,15 +36,15 @@ def sampled_logprobs(
         Logprobs float32 [samples], and entropies float32 [rows] of the distributions (without
         gradient).
     """
-    logprobs, entropies = _SampledLogprobs.apply(
-        hidden, weight, bias, rows, tokens, temperature, chunk
+    logprobs, entropies = _SampledLogprobs.apply(  # type: ignore[no-untyped-call]
+        hidden, head.weight, head.bias, rows, tokens, temperature, chunk
     )
     return logprobs, entropies
 
 
 class _SampledLogprobs(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]  # noqa: PLR0913
+    def forward(  # noqa: PLR0913, PLR0917 - autograd passes inputs by position
         ctx: Any,
         hidden: Tensor,
         weight: Tensor,
@@ -58,29 +57,31 @@ class _SampledLogprobs(torch.autograd.Function):
         logprobs = torch.empty(rows.shape, dtype=torch.float32, device=hidden.device)
         entropies = torch.empty(hidden.shape[:1], dtype=torch.float32, device=hidden.device)
         for start, stop, samples in _chunks(rows, hidden.shape[0], chunk):
-            logs = _log_softmax(hidden[start:stop], weight, bias, temperature)
+            logs = _logits(hidden[start:stop], weight, bias, temperature).log_softmax(-1)
             logprobs[samples] = logs[rows[samples] - start, tokens[samples]]
-            entropies[start:stop] = -(logs.exp() * logs).sum(-1)
+            entropies[start:stop] = -torch.linalg.vecdot(logs.exp(), logs)
         ctx.save_for_backward(hidden, weight, bias, rows, tokens)
         ctx.temperature, ctx.chunk = temperature, chunk
         ctx.mark_non_differentiable(entropies)
         return logprobs, entropies
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, rows, tokens = ctx.saved_tensors
         grad_hidden = torch.empty_like(hidden)
-        grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
+        grad_weight = (
+            torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
+        )
         grad_bias = torch.zeros_like(bias) if ctx.needs_input_grad[2] else None
         for start, stop, samples in _chunks(rows, hidden.shape[0], ctx.chunk):
-            d_logits = _log_softmax(hidden[start:stop], weight, bias, ctx.temperature).exp_()
+            d_logits = _logits(hidden[start:stop], weight, bias, ctx.temperature).softmax(-1)
             local, share = rows[samples] - start, grad[samples]
             d_logits.mul_(-d_logits.new_zeros(stop - start).index_add_(0, local, share)[:, None])
             d_logits.index_put_((local, tokens[samples]), share, accumulate=True)
             narrow = d_logits.div_(ctx.temperature).to(weight.dtype)
             grad_hidden[start:stop] = narrow @ weight
             if grad_weight is not None:
-                grad_weight.addmm_(narrow.t(), hidden[start:stop])
+                grad_weight += narrow.t() @ hidden[start:stop]
             if grad_bias is not None:
                 grad_bias += narrow.sum(0)
         return grad_hidden, grad_weight, grad_bias, None, None, None, None
@@ -95,7 +96,7 @@ def _chunks(rows: Tensor, size: int, chunk: int) -> list[tuple[int, int, slice]]
     ]
 
 
-def _log_softmax(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
+def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
     """float32 [rows, vocabulary]; the product is computed in the dtype of the weight."""
-    logits = torch.nn.functional.linear(hidden, weight, bias).float()
-    return logits.div_(temperature).log_softmax(-1)
+    logits = linear(hidden, weight, bias).float()
+    return logits if temperature == 1.0 else logits.div_(temperature)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,7 +51,7 @@ class TreeLayout:
         bounds = [*sorted(starts), int(depths.size)]
         segments = tuple(
             Segment(start, stop, _subtree_stop(depths, start, stop))
-            for start, stop in zip(bounds, bounds[1:], strict=False)
+            for start, stop in itertools.pairwise(bounds)
         )
         return cls(depths, segments)
 

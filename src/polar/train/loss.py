@@ -14,7 +14,7 @@ __all__ = ["PolicyLoss", "policy_loss"]
 
 @dataclass(frozen=True, slots=True)
 class PolicyLoss:
-    """The loss of some samples (trained tokens), and what it was made of; all but `loss` detached."""
+    """The loss of some samples (trained tokens), and what it was made of, without gradient."""
 
     loss: Tensor
     """float32 []; adds up over the batches of an optimizer step to the step's loss."""

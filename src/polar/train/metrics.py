@@ -18,7 +18,7 @@ class StepMetrics:
     grad_norm: float
     """Largest gradient norm of the optimizer steps, before clipping."""
     lr: float
-    """Learning rate of the last optimizer step."""
+    """Learning rate of the first optimizer step."""
     optimizer_steps: int
     groups: int
     groups_without_spread: int
@@ -33,10 +33,11 @@ class StepMetrics:
     """Tokens that separate sequences would have cost."""
     tree_saving: float
     """`sequence_tokens / tree_tokens`."""
-    engine_gap_mean: float | None
+    logprob_gap_mean: float | None
     """Mean absolute difference of engine and trainer logprobs, of tokens that the current weights
     sampled."""
-    engine_gap_max: float | None
+    logprob_gap_max: float | None
+    """Largest such difference."""
     ratio_mean: float | None
     """Mean of current over old policy."""
     clip_fraction: float | None

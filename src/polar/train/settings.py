@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 __all__ = ["LoraSettings", "TrainSettings"]
 
@@ -20,7 +20,7 @@ class LoraSettings(BaseModel):
     """Rank of each adapter."""
     alpha: Annotated[float, Field(gt=0.0)] = 32.0
     """The adapter's product is scaled by `alpha / rank`."""
-    target_modules: tuple[str, ...] = (
+    target_modules: Annotated[tuple[str, ...], Field(strict=False, min_length=1)] = (
         "q_proj",
         "k_proj",
         "v_proj",
@@ -63,7 +63,7 @@ class TrainSettings(BaseModel):
     """The nucleus of the rollouts; only 1.0 can be trained on."""
     lr: Annotated[float, Field(gt=0.0)] = 2e-6
     """Learning rate after warm-up."""
-    betas: tuple[Fraction, Fraction] = (0.9, 0.98)
+    betas: Annotated[tuple[Fraction, Fraction], Field(strict=False)] = (0.9, 0.98)
     """AdamW's decay rates."""
     weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
     """AdamW's decoupled weight decay."""
@@ -76,7 +76,7 @@ class TrainSettings(BaseModel):
     minibatches_per_step: Annotated[int, Field(ge=1)] = 1
     """Optimizer steps that the groups of a step are divided among, in each pass."""
     max_tokens_per_batch: Annotated[int, Field(ge=1)] = 4096
-    """Most unique tokens in one forward and backward pass. Longer traces are dropped and counted."""
+    """Most unique tokens in one pass; longer traces are dropped and counted."""
     logits_per_chunk: Annotated[int, Field(ge=1)] = 256
     """Positions whose logits are in memory at once."""
     gradient_checkpointing: bool = False
@@ -85,7 +85,18 @@ class TrainSettings(BaseModel):
     """What is computed in; the optimizer's weights are float32 either way."""
     train_embeddings: bool = True
     """Whether the input embedding and the output head are trained too."""
+    frozen_layers: Annotated[int, Field(ge=0)] = 0
+    """Lowest layers that are not trained, nor computed in the backward pass. Needs
+    `train_embeddings: false`, for the input embedding lies below them."""
     lora: LoraSettings | None = None
     """Train a low-rank adapter, merged into the weights after each step; absent: all weights."""
     seed: int = 0
     """Seed of everything random in training."""
+
+    @model_validator(mode="after")
+    def _trained_layers_are_consistent(self) -> Self:
+        if self.frozen_layers and self.train_embeddings:
+            raise ValueError("frozen_layers needs train_embeddings: false")
+        if self.lora is not None and self.frozen_layers:
+            raise ValueError("frozen_layers applies to full fine-tuning only, not to lora")
+        return self

@@ -20,6 +20,8 @@ class Tally:
 
     version: int
     """Weight version before the step."""
+    lr: float
+    """Learning rate of the first optimizer step."""
     samples: int = 0
     tree_tokens: int = 0
     sequence_tokens: int = 0
@@ -65,7 +67,6 @@ class Tally:
         self,
         *,
         weight_version: int,
-        lr: float,
         groups: int,
         groups_without_spread: int,
         dropped_tokens: int,
@@ -76,7 +77,7 @@ class Tally:
             weight_version=weight_version,
             loss=self.loss / max(1, len(self.grad_norms)),
             grad_norm=max(self.grad_norms, default=0.0),
-            lr=lr,
+            lr=self.lr,
             optimizer_steps=len(self.grad_norms),
             groups=groups,
             groups_without_spread=groups_without_spread,
@@ -85,8 +86,8 @@ class Tally:
             tree_tokens=self.tree_tokens,
             sequence_tokens=self.sequence_tokens,
             tree_saving=self.sequence_tokens / self.tree_tokens if self.tree_tokens else 1.0,
-            engine_gap_mean=_mean(self.gap_sum, self.gap_samples),
-            engine_gap_max=self.gap_max if self.gap_samples else None,
+            logprob_gap_mean=_mean(self.gap_sum, self.gap_samples),
+            logprob_gap_max=self.gap_max if self.gap_samples else None,
             ratio_mean=_mean(self.ratio, self.samples),
             clip_fraction=_mean(self.clipped, self.samples),
             engine_weight_mean=_mean(self.engine_weight, self.samples),

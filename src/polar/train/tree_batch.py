@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -64,8 +65,7 @@ def plan_batches(
     shared = _shared_prefixes(traces, order)
     cuts = _best_cuts([traces[i].token_ids.size for i in order], shared, max_tokens)
     return [
-        _build(traces, order[a:b], [0, *shared[a + 1 : b]])
-        for a, b in zip(cuts, cuts[1:], strict=False)
+        _build(traces, order[a:b], [0, *shared[a + 1 : b]]) for a, b in itertools.pairwise(cuts)
     ], dropped
 
 
@@ -92,7 +92,7 @@ def _shared_prefixes(traces: Sequence[Trace], order: Sequence[int]) -> list[int]
     """Length of the prefix that each trace shares with the one before it; 0 for the first."""
     if not order:
         return []
-    pairs = zip(order, order[1:], strict=False)
+    pairs = itertools.pairwise(order)
     return [0, *(_common(traces[a].token_ids, traces[b].token_ids) for a, b in pairs)]
 
 

@@ -3,116 +3,144 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from polar.errors import TrainingError
-from polar.train.attention import ATTENTION_NAME, recompute_contexts
+from polar.errors import ConfigError, TrainingError
+from polar.train.attention import ATTENTION_NAME, checkpoint_layers
+from polar.train.lora import Adapter, adapt
+from polar.train.settings import TrainSettings
 
 __all__ = ["Weights"]
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
-    """A model to compute with, and the float32 masters of its trainable parameters.
+class Trainable:
+    """One parameter in its forms; the same tensor wherever dtypes allow."""
 
-    Where a parameter is float32 already, it is its own master.
-    """
+    working: nn.Parameter
+    """In the dtype of the computation; gets the gradient of each batch."""
+    master: Tensor
+    """float32; what the optimizer changes."""
+    served: Tensor
+    """The parameter of the user's model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """A model to compute with, and the float32 masters of what is trained."""
 
     working: PreTrainedModel
-    """Attends along trees; shares its parameters with the model given by the user if their dtype
-    is that of the computation."""
-    pairs: tuple[tuple[nn.Parameter, Tensor], ...]
-    """(working, master) of each trainable parameter; a master is the user's own parameter if that
-    is float32."""
-    served: tuple[tuple[nn.Parameter, Tensor], ...]
-    """(parameter of the user's model, master) where they are not the same tensor."""
+    """Attends along trees; shares parameters with the user's model where dtypes allow."""
+    trainables: tuple[Trainable, ...]
+    adapters: tuple[Adapter, ...]
 
     @classmethod
-    def of(
-        cls,
-        model: PreTrainedModel,
-        *,
-        dtype: torch.dtype,
-        train_embeddings: bool,
-        gradient_checkpointing: bool = False,
-    ) -> Weights:
-        """Set a model up for training; what the user's model shows follows every step.
+    def of(cls, model: PreTrainedModel, settings: TrainSettings) -> Weights:
+        """Set a model up for training; what the user's model computes follows every step.
 
         Raises:
-            TrainingError: The model's dtype is narrower than `dtype`.
+            TrainingError: The model's weights are in a dtype that cannot be trained as set.
+            ConfigError: A setting names layers that the model does not have.
         """
+        dtype: torch.dtype = getattr(torch, settings.dtype)
         if model.dtype not in (dtype, torch.float32):
             raise TrainingError(
                 f"the model's weights are {model.dtype}, which cannot be trained in {dtype}",
-                fix="Load it in float32 or in the training dtype.",
+                fix="Load it in float32, or set dtype to that of the weights.",
             )
-        _freeze_embeddings(model, frozen=not train_embeddings)
-        working = _twin(model) if model.dtype == dtype else _narrow_copy(model, dtype)
-        working.set_attn_implementation(ATTENTION_NAME)
-        if gradient_checkpointing:
-            working.gradient_checkpointing_enable(
-                {"use_reentrant": False, "context_fn": recompute_contexts}
-            )
-            working.train()
-        pairs, served = [], []
-        for given, used in zip(model.parameters(), working.parameters(), strict=True):
-            if not given.requires_grad:
-                continue
-            used.requires_grad_(True)
-            master: Tensor = given if given.dtype == torch.float32 else given.detach().float()
-            master.requires_grad_(True)
-            pairs.append((used, master))
-            if master is not given:
-                served.append((given, master))
-        return cls(working, tuple(pairs), tuple(served))
+        working = _working_copy(model, dtype)
+        if settings.gradient_checkpointing:
+            checkpoint_layers(working)
+        if settings.lora is not None:
+            return cls._adapted(working, model, settings)
+        _freeze(model, settings)
+        trainables = tuple(
+            _trainable(used, given)
+            for used, given in zip(working.parameters(), model.parameters(), strict=True)
+            if given.requires_grad
+        )
+        return cls(working, trainables, ())
 
-    def masters(self) -> Iterator[Tensor]:
-        """Yield the tensors that the optimizer changes."""
-        return (master for _, master in self.pairs)
+    @classmethod
+    def _adapted(
+        cls, working: PreTrainedModel, model: PreTrainedModel, settings: TrainSettings
+    ) -> Weights:
+        assert settings.lora is not None
+        try:
+            adapters = adapt(working, model, settings.lora, seed=settings.seed)
+        except ValueError as error:
+            raise ConfigError(str(error), where="train.lora.target_modules") from error
+        factors = (factor for a in adapters for factor in (a.down, a.up))
+        return cls(working, tuple(Trainable(f, f, f) for f in factors), tuple(adapters))
+
+    @property
+    def masters(self) -> list[Tensor]:
+        """What the optimizer changes."""
+        return [t.master for t in self.trainables]
 
     def collect_gradients(self) -> None:
         """Add the working gradients to the masters' and clear them."""
-        for used, master in self.pairs:
-            if used is master or used.grad is None:
+        for t in self.trainables:
+            if t.working is t.master or t.working.grad is None:
                 continue
-            gradient = used.grad.to(master.dtype)
-            master.grad = gradient if master.grad is None else master.grad.add_(gradient)
-            used.grad = None
+            if t.master.grad is None:
+                t.master.grad = t.working.grad.to(t.master.dtype)
+            else:
+                t.master.grad.add_(t.working.grad)
+            t.working.grad = None
 
     def clear_gradients(self) -> None:
         """Forget all gradients."""
-        for used, master in self.pairs:
-            used.grad = master.grad = None
+        for t in self.trainables:
+            t.working.grad = t.master.grad = None
 
     @torch.no_grad()
     def publish(self) -> None:
         """Copy the masters to the working model and to the user's."""
-        for target, master in (*self.pairs, *self.served):
-            if target is not master:
-                target.copy_(master)
+        for t in self.trainables:
+            for target in (t.working, t.served):
+                if target is not t.master:
+                    target.copy_(t.master)
+        for adapter in self.adapters:
+            adapter.merge()
 
 
-def _freeze_embeddings(model: PreTrainedModel, *, frozen: bool) -> None:
-    if not frozen:
-        return
-    for module in (model.get_input_embeddings(), model.get_output_embeddings()):
-        for parameter in module.parameters():
-            parameter.requires_grad_(False)
+def _working_copy(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """Copy modules and configuration, so that the engine keeps its own attention implementation.
 
-
-def _twin(model: PreTrainedModel) -> PreTrainedModel:
-    """Copy the modules and the configuration, but share every parameter and buffer.
-
-    The engine that samples from `model` keeps its own attention implementation.
+    Parameters and buffers are shared if they have the right dtype already.
     """
-    shared = {id(t): t for t in (*model.parameters(), *model.buffers())}
-    return copy.deepcopy(model, shared)
+    shared = (*model.parameters(), *model.buffers()) if model.dtype == dtype else ()
+    working = copy.deepcopy(model, {id(tensor): tensor for tensor in shared}).to(dtype)
+    working.set_attn_implementation(ATTENTION_NAME)
+    return working
 
 
-def _narrow_copy(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
-    return copy.deepcopy(model).to(dtype)
+def _freeze(model: PreTrainedModel, settings: TrainSettings) -> None:
+    """Mark what is not to be trained."""
+    frozen: list[nn.Module] = []
+    if not settings.train_embeddings:
+        frozen += [model.get_input_embeddings(), model.get_output_embeddings()]
+    frozen += list(_layers(model)[: settings.frozen_layers])
+    for module in frozen:
+        module.requires_grad_(False)
+
+
+def _layers(model: PreTrainedModel) -> nn.ModuleList:
+    count = model.config.get_text_config().num_hidden_layers
+    for module in model.base_model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            return module
+    raise TrainingError("the model's layers were not found", fix="Set frozen_layers to 0.")
+
+
+def _trainable(used: nn.Parameter, given: nn.Parameter) -> Trainable:
+    used.requires_grad_(True)
+    master: Tensor = given
+    if given.dtype != torch.float32:
+        master = given.detach().float().requires_grad_(True)
+    return Trainable(used, master, given)

@@ -1,0 +1,115 @@
+"""Trees give the logprobs and gradients of separate sequences."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from train_cases import branching_traces, make_model, make_trace
+
+from polar.train.attention import ATTENTION_NAME, checkpoint_layers
+from polar.train.policy import Policy
+from polar.train.tree_batch import build_tree, plan_batches
+
+
+def separate_logprobs(model, trace, temperature=1.0):
+    """The logprobs of a trace's trained tokens by the plain model, one sequence at a time."""
+    ids = torch.from_numpy(trace.token_ids).long()[None]
+    logits = model(input_ids=ids, use_cache=False).logits[0].float() / temperature
+    at = torch.from_numpy(np.flatnonzero(trace.loss_mask))
+    return logits[at - 1].log_softmax(-1)[torch.arange(at.numel()), ids[0, at]]
+
+
+def coefficients(count):
+    return torch.linspace(-1.0, 2.0, count)
+
+
+def gradients_of(model, loss):
+    model.zero_grad()
+    loss.backward()
+    return [p.grad.clone() for p in model.parameters() if p.requires_grad]
+
+
+def separate_gradients(model, traces, temperature=1.0):
+    parts = [separate_logprobs(model, t, temperature) for t in traces]
+    values = torch.cat(parts)
+    return values.detach(), gradients_of(model, (values * coefficients(values.numel())).sum())
+
+
+def tree_gradients(model, traces, *, max_tokens=10_000, temperature=1.0):
+    """The same through trees, samples put back into the order of the traces."""
+    counts = [int(t.loss_mask.sum()) for t in traces]
+    starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
+    share, values, loss = coefficients(sum(counts)), torch.empty(sum(counts)), 0.0
+    policy = Policy(model, temperature, logits_per_chunk=5)
+    for batch in plan_batches(traces, max_tokens=max_tokens)[0]:
+        logprobs, _ = policy.logprobs(batch)
+        rank = [
+            int(traces[i].loss_mask[:p].sum())
+            for i, p in zip(batch.sample_traces, batch.sample_positions, strict=True)
+        ]
+        slot = torch.from_numpy(starts[batch.sample_traces] + np.array(rank))
+        values[slot] = logprobs.detach()
+        loss = loss + (logprobs * share[slot]).sum()
+    return values, gradients_of(model, loss)
+
+
+def assert_same(actual, expected, tolerance=1e-4):
+    values, gradients = actual
+    expected_values, expected_gradients = expected
+    torch.testing.assert_close(values, expected_values, rtol=0, atol=1e-5)
+    for gradient, reference in zip(gradients, expected_gradients, strict=True):
+        error = (gradient - reference).norm() / reference.norm().clamp(min=1e-8)
+        assert error < tolerance
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3"])
+@pytest.mark.parametrize("max_tokens", [10_000, 40])
+def test_a_tree_has_the_gradients_of_separate_sequences(family, max_tokens):
+    model, traces = make_model(family), branching_traces()
+    expected = separate_gradients(model, traces, temperature=0.7)
+    model.set_attn_implementation(ATTENTION_NAME)
+    actual = tree_gradients(model, traces, max_tokens=max_tokens, temperature=0.7)
+    assert_same(actual, expected)
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+def test_an_adapter_on_a_tree_has_the_gradients_of_separate_sequences():
+    model = get_peft_model(make_model(), LoraConfig(r=4, target_modules=["q_proj", "down_proj"]))
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    model.eval()
+    plain, traces = model.get_base_model(), branching_traces()
+    expected = separate_gradients(plain, traces)
+    plain.set_attn_implementation(ATTENTION_NAME)
+    assert_same(tree_gradients(plain, traces), expected)
+
+
+def test_checkpointed_layers_have_the_gradients_of_separate_sequences():
+    model, traces = make_model(), branching_traces()
+    expected = separate_gradients(model, traces)
+    model.set_attn_implementation(ATTENTION_NAME)
+    checkpoint_layers(model)
+    assert_same(tree_gradients(model, traces), expected)
+
+
+def test_double_precision_agrees_to_rounding():
+    model, traces = make_model().double(), branching_traces()
+    expected = separate_gradients(model, traces)
+    model.set_attn_implementation(ATTENTION_NAME)
+    assert_same(tree_gradients(model, traces), expected, tolerance=1e-5)
+
+
+def test_a_repeated_session_counts_twice():
+    model, trace = make_model(), make_trace(range(3, 20), range(8, 17))
+    model.set_attn_implementation(ATTENTION_NAME)
+    batch = build_tree([trace, trace])
+    logprobs, _ = Policy(model).logprobs(batch)
+    assert batch.token_ids.size == 17
+    assert logprobs.numel() == 18
+    twice = gradients_of(model, logprobs.sum())
+    once = gradients_of(model, Policy(model).logprobs(build_tree([trace]))[0].sum())
+    for a, b in zip(twice, once, strict=True):
+        torch.testing.assert_close(a, 2 * b)

@@ -1,0 +1,108 @@
+"""Small random models and made-up sessions."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from polar.types import (
+    BuildReport,
+    Completed,
+    EvaluatorSpec,
+    Grade,
+    Group,
+    Outcome,
+    SessionId,
+    Task,
+    TaskId,
+    Trace,
+    Trajectory,
+)
+
+VOCABULARY = 97
+SHAPE = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 256,
+}
+
+
+def make_model(family: str = "llama", **changes) -> PreTrainedModel:
+    torch.manual_seed(0)
+    shape = SHAPE | changes
+    match family:
+        case "llama":
+            return LlamaForCausalLM(LlamaConfig(**shape, tie_word_embeddings=True)).eval()
+        case "qwen3":
+            return Qwen3ForCausalLM(Qwen3Config(**shape, tie_word_embeddings=False)).eval()
+        case "gemma3":
+            layers = ["sliding_attention", "full_attention", "sliding_attention"]
+            config = Gemma3TextConfig(**shape, sliding_window=7, layer_types=layers)
+            return Gemma3ForCausalLM(config).eval()
+    raise AssertionError(family)
+
+
+def make_trace(tokens, trained, *, logprob: float = -4.5, version: int = 0) -> Trace:
+    """Make a trace that trains the tokens whose positions are in `trained`."""
+    mask = np.zeros(len(tokens), bool)
+    mask[list(trained)] = True
+    return Trace(
+        token_ids=np.asarray(tokens, np.int32),
+        loss_mask=mask,
+        logprobs=np.where(mask, logprob, 0.0).astype(np.float32),
+        weight_versions=np.where(mask, version, -1).astype(np.int32),
+        call_ids=(),
+    )
+
+
+def make_trajectory(*traces: Trace, reward: float = 0.0, outcome: Outcome | None = None):
+    sampled = sum(int(t.loss_mask.sum()) for t in traces)
+    return Trajectory(
+        session_id=SessionId("s"),
+        task_id=TaskId("t"),
+        group_id="g",
+        traces=traces,
+        reward=reward,
+        outcome=outcome or Completed(Grade(reward, reward > 0), 0),
+        report=BuildReport(sampled, sampled, {}, {}, 0, 0, 0),
+    )
+
+
+def make_group(*trajectories: Trajectory) -> Group:
+    return Group("g", Task(TaskId("t"), "do it", EvaluatorSpec("files")), trajectories)
+
+
+def branching_traces() -> list[Trace]:
+    """Make two groups with a common system prefix: turns, a fork, a repeat, a shared sample."""
+    rng = np.random.default_rng(3)
+
+    def some(count: int) -> list[int]:
+        return rng.integers(3, VOCABULARY, count).tolist()
+
+    system, first, second = some(6), some(9), some(4)
+    reply, tool = some(5), some(3)
+    base = system + first
+    forked = base + reply[:2] + some(6)
+    return [
+        make_trace(base + reply + tool + some(7), [*range(15, 20), *range(23, 30)], logprob=-4.4),
+        make_trace(base + reply + tool + some(2), [23, 24], logprob=-4.6),
+        make_trace(forked, range(15, 23), logprob=-4.7),
+        make_trace(forked, range(15, 23), logprob=-4.3),
+        make_trace(system + second + some(5), range(10, 15)),
+        make_trace(some(12), range(4, 12)),
+        make_trace(base + reply[:1], [15]),
+    ]
