@@ -181,18 +181,18 @@ async def test_closing_a_session_abandons_its_calls_and_turns_its_key_away(tmp_p
 
 async def test_leaving_the_gateway_records_what_was_running(tmp_path):
     hold = Hold()
-    async with serving(tmp_path, ["part", hold]) as setup:
+    async with serving(tmp_path, []) as setup:
         session = await setup.open()
-        client = setup.client(session)
-        waiting = asyncio.create_task(_consume(client, stream=True))
-        await hold.reached.wait()
-        raise_after = setup.journal
-        await setup.gateway.close(session.id)
-        await asyncio.wait([waiting])
-        assert waiting.exception() is not None
-        (call,) = await raise_after.calls(session.id)
+        gateway = Gateway(ByteEngine(["part", hold]), ByteRenderer(), setup.journal)
+        async with setup.client(session) as client, gateway.serve() as address:
+            gateway.open(session, SessionPolicy())
+            client.base_url = f"{address.url}/s/{session.key}/v1"
+            waiting = asyncio.create_task(_consume(client, stream=True))
+            await hold.reached.wait()
+        with pytest.raises((openai.APIError, httpx.RemoteProtocolError)):
+            await waiting
+        (call,) = await setup.journal.calls(session.id)
         assert call.finish_reason == "abandoned"
-        await client.close()
 
 
 @pytest.mark.parametrize("stream", [False, True])
