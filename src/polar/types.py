@@ -1,4 +1,4 @@
-"""The words of the project as frozen values: tasks, chats, calls, traces, trajectories, outcomes."""
+"""The words of the project as frozen values: tasks, chats, calls, traces, outcomes."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ class Call:
     finish_reason: FinishReason
     kind: CallKind = "main"
     fork_reason: str | None = None
-    """Why this call does not extend an earlier one of its conversation; absent for roots, chains."""
+    """Why this call does not extend the conversation as it was; absent for roots and chains."""
     started_at: float = 0.0
     """Unix seconds."""
     ended_at: float = 0.0

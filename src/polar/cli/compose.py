@@ -13,7 +13,6 @@ from polar import engines, harnesses, models, runtimes
 from polar.config import RunConfig
 from polar.engines.base import Engine
 from polar.engines.taped import TapedEngine
-from polar.errors import EngineRefused
 from polar.gateway import Gateway
 from polar.harnesses.base import Harness
 from polar.rendering import load_renderer
@@ -110,7 +109,6 @@ async def compose(
     Raises:
         PolarError: A part cannot be started; says which and what to do.
     """
-    run_dir.mkdir(parents=True, exist_ok=True)
     harness = harnesses.load(config.harness.name)(config.harness.settings)
     harness.find()
     model_dir = await asyncio.to_thread(models.resolve, config.model, cache=cache, progress=say)
@@ -166,14 +164,18 @@ async def compose(
 def _engine_and_trainer(
     config: RunConfig, model_dir: Path, training: bool
 ) -> tuple[Engine, Trainer | None]:
-    kind = engines.load(config.engine.name)
-    if config.engine.name != "embedded" and not training:
-        return kind(config.engine.settings), None
-    model = load_model(model_dir, dtype=config.train.dtype)
-    trainer = _trainer(config, model) if training else None
-    if config.engine.name == "embedded":
-        return kind(model, config.engine.settings), trainer
-    return kind(config.engine.settings), trainer
+    make = engines.load(config.engine.name)
+    embedded = config.engine.name == "embedded"
+    if not (embedded or training):
+        return make(config.engine.settings), None
+    from polar.train import Trainer
+    from polar.train.model import load_model
+
+    model = load_model(model_dir)
+    trainer = Trainer(model, config.train) if training else None
+    return make(model, config.engine.settings) if embedded else make(
+        config.engine.settings
+    ), trainer
 
 
 def _runtime(config: RunConfig, say: Callable[[str], None]) -> Runtime:

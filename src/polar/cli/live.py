@@ -70,7 +70,8 @@ class LiveView:
         yield
         self.say(f"[green]✓[/green] {what} [dim]({time.monotonic() - started:.1f} s)[/dim]")
 
-    def shown(self, collect: Callable[..., Awaitable[tuple[Group, ...]]]
+    def shown(
+        self, collect: Callable[..., Awaitable[tuple[Group, ...]]]
     ) -> Callable[..., Awaitable[tuple[Group, ...]]]:
         """Wrap a collection so that its sessions are shown while it runs."""
 
@@ -107,7 +108,11 @@ class LiveView:
     def training(self, what: str, share: float) -> None:
         """Show how far the training of a step is."""
         self._progress.update(
-            self._bar, description=f"training, {what}", total=1.0, completed=share, text=f"{share:.0%}"
+            self._bar,
+            description=f"training, {what}",
+            total=1.0,
+            completed=share,
+            text=f"{share:.0%}",
         )
 
     def step(self, row: Mapping[str, object], *, steps: int) -> None:
@@ -134,5 +139,3 @@ class LiveView:
         if not self._console.is_terminal and now - self._last_line > _QUIET_INTERVAL_S:
             self._last_line = now
             self._console.print(f"  {self._progress.tasks[0].description}: {text}", highlight=False)
-
-

@@ -30,9 +30,7 @@ def train(
     resume: Annotated[
         Path | None, typer.Option(help="Run folder of an interrupted run to go on with.")
     ] = None,
-    run_dir: Annotated[
-        Path | None, typer.Option(help="Where to write; default runs/TIME.")
-    ] = None,
+    run_dir: Annotated[Path | None, typer.Option(help="Where to write; default runs/TIME.")] = None,
     override: Annotated[
         list[str] | None, typer.Option("--set", help="Change a setting: loop.steps=5")
     ] = None,

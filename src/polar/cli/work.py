@@ -6,6 +6,7 @@ from pathlib import Path
 
 from polar.config import TasksSection
 from polar.errors import ConfigError
+from polar.evaluators import check_tasks
 from polar.tasks import generate, read_tasks
 from polar.types import Group, Task
 
@@ -26,12 +27,14 @@ def load_tasks(section: TasksSection, *, seed: int) -> tuple[tuple[Task, ...], t
             fix="Set tasks.train to a task file, or tasks.family to a generated family.",
         )
     heldout = read_tasks(section.heldout) if section.heldout is not None else ()
-    return read_tasks(section.train), heldout
+    train = read_tasks(section.train)
+    check_tasks((*train, *heldout))
+    return train, heldout
 
 
 def write_trajectories(run_dir: Path, phase: str, step: int, groups: tuple[Group, ...]) -> None:
     """Write a collection's trajectories as Parquet, atomically."""
-    import pyarrow.parquet as parquet
+    from pyarrow import parquet
 
     from polar.trajectory import to_table
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 
@@ -24,7 +25,7 @@ def names() -> tuple[str, ...]:
     return (*_TABLE, *(name for name in sorted(_plugins()) if name not in _TABLE))
 
 
-def load(name: str) -> type[Harness]:
+def load(name: str) -> Callable[..., Harness]:
     """Load the class of a preset by its name; it is called with its settings.
 
     Raises:
@@ -32,10 +33,10 @@ def load(name: str) -> type[Harness]:
     """
     if name in _TABLE:
         module, _, attribute = _TABLE[name].partition(":")
-        own: type[Harness] = getattr(import_module(module), attribute)
+        own: Callable[..., Harness] = getattr(import_module(module), attribute)
         return own
     if (plugin := _plugins().get(name)) is not None:
-        loaded: type[Harness] = plugin.load()
+        loaded: Callable[..., Harness] = plugin.load()
         return loaded
     near = difflib.get_close_matches(name, names(), n=1)
     raise ConfigError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import shutil
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -139,7 +139,7 @@ class Rollout:
         self._running = asyncio.Semaphore(settings.run_workers)
         self._grading = asyncio.Semaphore(settings.grade_workers)
 
-    async def collect(self, plan: Plan) -> AsyncIterator[Group]:
+    async def collect(self, plan: Plan) -> AsyncGenerator[Group, None]:
         """Run a plan and yield each group as soon as its last session has ended.
 
         Closing the iterator cancels what still runs and kills its sandboxes.
@@ -199,9 +199,7 @@ class Rollout:
         if record is not None and (taken := await self._take_over(plan, task, record)) is not None:
             return taken
         first = record.session.attempt + 1 if record is not None else 0
-        session = Session(
-            session_id, task.id, plan.group_id(task_index), first, self._new_key()
-        )
+        session = Session(session_id, task.id, plan.group_id(task_index), first, self._new_key())
         for attempt in range(first, first + self._settings.max_attempts):
             session = replace(session, attempt=attempt, key=self._new_key())
             outcome = await self._attempt(plan, task, session)
@@ -264,7 +262,7 @@ class Rollout:
         await self._journal.set_state(session, _state_of(outcome), outcome)
         return outcome
 
-    async def _enter(self, session: Session, state: Literal["preparing", "running", "grading"]) -> None:
+    async def _enter(self, session: Session, state: Stage) -> None:
         await self._journal.set_state(session, state)
         self._on_event(SessionEvent(session.id, state))
 
@@ -332,9 +330,7 @@ class Rollout:
                 "running", f"the harness made no model call (exit {ended.result.exit_code}): {tail}"
             )
         async with asyncio.timeout(task.limits.grade_s):
-            grade = await from_spec(task.evaluator).grade(
-                Evaluation(task, work_dir, self._runtime)
-            )
+            grade = await from_spec(task.evaluator).grade(Evaluation(task, work_dir, self._runtime))
         if ended.result is None:
             return TimedOut("running", grade)
         return Completed(grade, ended.result.exit_code)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -34,7 +35,7 @@ def names() -> tuple[str, ...]:
     return (*_TABLE, *(name for name in sorted(_plugins()) if name not in _TABLE))
 
 
-def load(name: str) -> type[Runtime]:
+def load(name: str) -> Callable[..., Runtime]:
     """Load the class of a runtime by its name; called without arguments it has its defaults.
 
     Raises:
@@ -42,10 +43,10 @@ def load(name: str) -> type[Runtime]:
     """
     if name in _TABLE:
         module, _, attribute = _TABLE[name].partition(":")
-        own: type[Runtime] = getattr(import_module(module), attribute)
+        own: Callable[..., Runtime] = getattr(import_module(module), attribute)
         return own
     if (plugin := _plugins().get(name)) is not None:
-        loaded: type[Runtime] = plugin.load()
+        loaded: Callable[..., Runtime] = plugin.load()
         return loaded
     near = difflib.get_close_matches(name, names(), n=1)
     raise ConfigError(

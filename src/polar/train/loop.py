@@ -9,25 +9,23 @@ import os
 import random
 import threading
 import time
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 from polar.errors import ConfigError, TrainingError
+from polar.train.figures import figures_of, passed
 from polar.train.loop_settings import LoopSettings
 from polar.train.trainer import Trainer
-from polar.types import Completed, Group, Task, TimedOut, Trajectory
+from polar.types import Group, Task
 
 __all__ = [
     "Collect",
     "Evaluation",
     "LoopState",
-    "RolloutFigures",
     "TrainingLoop",
     "WeightSync",
-    "figures_of",
     "wilson_interval",
 ]
 
@@ -55,26 +53,6 @@ class WeightSync(Protocol):
     async def after(self, version: int) -> None:
         """Serve the new weights and go on sampling."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutFigures:
-    """What the sessions of one collection came to."""
-
-    sessions: int
-    reward_mean: float
-    pass_rate: float
-    failed: int
-    """Sessions that broke through no fault of the model."""
-    timed_out: int
-    calls: int
-    sampled_tokens: int
-    kept_tokens: int
-    kept_share: float
-    dropped: Mapping[str, int]
-    forks: Mapping[str, int]
-    per_request_tokens: int
-    tree_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,47 +119,6 @@ def wilson_interval(passed: int, total: int) -> tuple[float, float]:
     centre = (share + z * z / (2 * total)) / (1 + z * z / total)
     half = z * math.sqrt(share * (1 - share) / total + z * z / (4 * total**2)) / (1 + z * z / total)
     return max(0.0, centre - half), min(1.0, centre + half)
-
-
-def passed(trajectory: Trajectory) -> bool:
-    """Tell whether the session's work passed its grader."""
-    match trajectory.outcome:
-        case Completed(grade=grade):
-            return grade.passed
-        case TimedOut(grade=grade) if grade is not None:
-            return grade.passed
-        case _:
-            return False
-
-
-def figures_of(groups: Iterable[Group]) -> RolloutFigures:
-    """Add up what a collection came to."""
-    sessions = [trajectory for group in groups for trajectory in group.trajectories]
-    count = max(1, len(sessions))
-    dropped: Counter[str] = Counter()
-    forks: Counter[str] = Counter()
-    for trajectory in sessions:
-        dropped.update(trajectory.report.dropped)
-        forks.update(trajectory.report.forks)
-    sampled = sum(trajectory.report.sampled for trajectory in sessions)
-    kept = sum(trajectory.report.kept for trajectory in sessions)
-    return RolloutFigures(
-        sessions=len(sessions),
-        reward_mean=sum(trajectory.reward for trajectory in sessions) / count,
-        pass_rate=sum(passed(trajectory) for trajectory in sessions) / count,
-        failed=sum(
-            not isinstance(trajectory.outcome, Completed | TimedOut) for trajectory in sessions
-        ),
-        timed_out=sum(isinstance(trajectory.outcome, TimedOut) for trajectory in sessions),
-        calls=sum(len(trace.call_ids) for trajectory in sessions for trace in trajectory.traces),
-        sampled_tokens=sampled,
-        kept_tokens=kept,
-        kept_share=kept / sampled if sampled else 1.0,
-        dropped=dict(dropped),
-        forks=dict(forks),
-        per_request_tokens=sum(t.report.per_request_tokens for t in sessions),
-        tree_tokens=sum(t.report.tree_tokens for t in sessions),
-    )
 
 
 class TrainingLoop:

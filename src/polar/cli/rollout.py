@@ -1,0 +1,109 @@
+"""`polar rollout TASKS`: run tasks through a harness and keep sessions and trajectories."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from polar import harnesses
+from polar.cli.console import console
+from polar.cli.install import install_harness
+from polar.cli.live import LiveView
+from polar.cli.train import new_run_dir
+from polar.config import RunConfig, environment, load_config, write_config
+from polar.errors import ConfigError
+from polar.evaluators import check_tasks
+from polar.tasks import read_tasks
+from polar.types import Group, Task
+
+__all__ = ["rollout"]
+
+
+def rollout(  # noqa: PLR0913, PLR0917 - one parameter a flag
+    tasks: Annotated[Path, typer.Argument(help="Task file, JSON lines.")],
+    harness: Annotated[
+        str, typer.Option("--harness", "-H", help="The agent program.")
+    ] = "mini_swe_agent",
+    samples: Annotated[int, typer.Option("--samples", "-n", min=1, help="Sessions a task.")] = 1,
+    model: Annotated[str, typer.Option(help="A known name, a folder, or a hub id.")] = (
+        "smollm2-135m"
+    ),
+    engine_url: Annotated[
+        str | None, typer.Option(help="A vLLM server; absent: the embedded engine.")
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="A config for everything else.")] = None,
+    run_dir: Annotated[Path | None, typer.Option(help="Where to write; default runs/TIME.")] = None,
+    override: Annotated[
+        list[str] | None, typer.Option("--set", help="Change a setting: rollout.run_workers=8")
+    ] = None,
+) -> None:
+    """Run every task N times, grade the work, and write calls, sessions and trajectories.
+
+    A run that was interrupted goes on where it stopped when it is started again with its --run-dir.
+
+    Examples:
+        polar rollout tasks.jsonl --harness pi -n 4
+
+        polar rollout tasks.jsonl --engine-url http://127.0.0.1:8000 --model Qwen/Qwen3-0.6B
+    """
+    found = read_tasks(tasks)
+    check_tasks(found)
+    flags = [f"harness.name={harness}", f"model={model}"]
+    if engine_url is not None:
+        flags += ["engine.name=vllm", f"engine.settings.urls=[{engine_url}]"]
+    settings = load_config(config, [*flags, *(override or [])], RunConfig)
+    folder = run_dir or new_run_dir()
+    folder.mkdir(parents=True, exist_ok=True)
+    write_config(folder / "config.yaml", settings)
+    install_harness(harnesses.load(harness)(settings.harness.settings))
+    groups = asyncio.run(_rollout(settings, folder, found, samples))
+    _report(folder, groups)
+
+
+async def _rollout(
+    config: RunConfig, run_dir: Path, tasks: tuple[Task, ...], samples: int
+) -> tuple[Group, ...]:
+    from polar.cli.compose import compose
+    from polar.cli.work import write_trajectories
+
+    with LiveView(console) as view:
+        async with compose(
+            config,
+            run_dir,
+            cache=environment().cache,
+            training=False,
+            on_event=view.session,
+            say=view.say,
+        ) as parts:
+            groups = await view.shown(parts.collect)(
+                tasks, samples=samples, phase="rollout", step=0
+            )
+    write_trajectories(run_dir, "rollout", 0, groups)
+    return groups
+
+
+def _report(run_dir: Path, groups: tuple[Group, ...]) -> None:
+    from rich.table import Table
+
+    from polar.train.figures import figures_of, passed
+
+    table = Table("task", "sessions", "passed", "reward", "sampled tokens")
+    for group in groups:
+        figures = figures_of([group])
+        wins = sum(passed(trajectory) for trajectory in group.trajectories)
+        table.add_row(
+            group.task.id,
+            str(figures.sessions),
+            str(wins),
+            f"{figures.reward_mean:.2f}",
+            str(figures.sampled_tokens),
+        )
+    console.print(table)
+    if not groups:
+        raise ConfigError("no task was run", where=str(run_dir))
+    console.print(f"Run folder: [heading]{run_dir}[/heading]")
+    first = groups[0].trajectories[0].session_id
+    console.print(f"Look at a session: [heading]polar show {first} --run {run_dir}[/heading]")

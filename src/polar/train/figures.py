@@ -1,0 +1,72 @@
+"""What a collection of sessions came to, in numbers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from polar.types import Completed, Group, TimedOut, Trajectory
+
+__all__ = ["RolloutFigures", "figures_of", "passed"]
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutFigures:
+    """What the sessions of one collection came to."""
+
+    sessions: int
+    reward_mean: float
+    pass_rate: float
+    failed: int
+    """Sessions that broke through no fault of the model."""
+    timed_out: int
+    calls: int
+    sampled_tokens: int
+    kept_tokens: int
+    kept_share: float
+    dropped: Mapping[str, int]
+    forks: Mapping[str, int]
+    per_request_tokens: int
+    tree_tokens: int
+
+
+def passed(trajectory: Trajectory) -> bool:
+    """Tell whether the session's work passed its grader."""
+    match trajectory.outcome:
+        case Completed(grade=grade):
+            return grade.passed
+        case TimedOut(grade=grade) if grade is not None:
+            return grade.passed
+        case _:
+            return False
+
+
+def figures_of(groups: Iterable[Group]) -> RolloutFigures:
+    """Add up what a collection came to."""
+    sessions = [trajectory for group in groups for trajectory in group.trajectories]
+    count = max(1, len(sessions))
+    dropped: Counter[str] = Counter()
+    forks: Counter[str] = Counter()
+    for trajectory in sessions:
+        dropped.update(trajectory.report.dropped)
+        forks.update(trajectory.report.forks)
+    sampled = sum(trajectory.report.sampled for trajectory in sessions)
+    kept = sum(trajectory.report.kept for trajectory in sessions)
+    return RolloutFigures(
+        sessions=len(sessions),
+        reward_mean=sum(trajectory.reward for trajectory in sessions) / count,
+        pass_rate=sum(passed(trajectory) for trajectory in sessions) / count,
+        failed=sum(
+            not isinstance(trajectory.outcome, Completed | TimedOut) for trajectory in sessions
+        ),
+        timed_out=sum(isinstance(trajectory.outcome, TimedOut) for trajectory in sessions),
+        calls=sum(len(trace.call_ids) for trajectory in sessions for trace in trajectory.traces),
+        sampled_tokens=sampled,
+        kept_tokens=kept,
+        kept_share=kept / sampled if sampled else 1.0,
+        dropped=dict(dropped),
+        forks=dict(forks),
+        per_request_tokens=sum(t.report.per_request_tokens for t in sessions),
+        tree_tokens=sum(t.report.tree_tokens for t in sessions),
+    )
