@@ -212,6 +212,25 @@ async def test_a_reply_that_cannot_be_recorded_is_not_given(tmp_path, stream):
             assert "disk" in str(gateway.failure)
 
 
+async def test_a_call_that_cannot_be_put_together_fails_the_run_loudly(tmp_path, caplog):
+    class BrokenRenderer(ByteRenderer):
+        def parser(self, tools, *, new_tool_call_id):
+            parser = super().parser(tools, new_tool_call_id=new_tool_call_id)
+            parser.finish = lambda: 1 / 0
+            return parser
+
+    async with serving(tmp_path) as setup:
+        session = await setup.open()
+        gateway = Gateway(ByteEngine("lost"), BrokenRenderer(), setup.journal)
+        async with gateway.serve() as address, setup.client(session) as client:
+            gateway.open(session, SessionPolicy())
+            client.base_url = f"{address.url}/s/{session.key}/v1"
+            with pytest.raises(openai.InternalServerError, match="put on record"):
+                await _consume(client, stream=False)
+        assert "ZeroDivisionError" in str(gateway.failure)
+        assert session.key not in caplog.text
+
+
 async def test_a_stale_attempt_is_turned_away_without_failing_the_run(tmp_path):
     async with serving(tmp_path, "late") as setup:
         session = await setup.open()
