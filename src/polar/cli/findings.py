@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Literal
 from polar import __version__, harnesses, models, runtimes
 from polar.config.families import settings_model
 from polar.errors import PolarError
+from polar.harnesses.base import Harness
 
 __all__ = ["Finding", "check_machine"]
 
@@ -140,7 +141,8 @@ def _harness(name: str, cache: Path) -> Finding | None:
     if any(field.is_required() for field in declared.model_fields.values()):
         return None
     given = {"cache": cache} if "cache" in declared.model_fields else {}
-    harness = harnesses.load(name)(declared(**given))
+    make: Callable[..., Harness] = harnesses.load(name)
+    harness = make(declared(**given))
     try:
         installation = harness.find()
     except PolarError as error:

@@ -1,4 +1,4 @@
-"""Finds the settings model that each implementation of a family declares."""
+"""Finds the settings model of each implementation of a family."""
 
 from __future__ import annotations
 
@@ -9,8 +9,39 @@ from typing import Any, Protocol, Union, get_args, get_origin, get_type_hints
 from pydantic import BaseModel, ConfigDict
 
 from polar import engines, harnesses, runtimes
+from polar.engines.settings import EmbeddedSettings, VllmSettings
+from polar.harnesses.settings import MiniSweAgentSettings, PiSettings, ShellSettings
+from polar.runtimes.settings import BubblewrapSettings, LocalSettings
 
 __all__ = ["DEFAULT_NAMES", "NoSettings", "implementation_names", "settings_model"]
+
+
+class NoSettings(BaseModel):
+    """Nothing can be set."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class _Family(Protocol):
+    """What the package of a family offers."""
+
+    def names(self) -> tuple[str, ...]: ...
+
+    def load(self, name: str) -> Any: ...
+
+
+_FAMILIES: Mapping[str, _Family] = {"engine": engines, "harness": harnesses, "runtime": runtimes}
+
+_OWN: Mapping[str, Mapping[str, type[BaseModel]]] = {
+    "engine": {"embedded": EmbeddedSettings, "vllm": VllmSettings, "scripted": NoSettings},
+    "harness": {
+        "mini_swe_agent": MiniSweAgentSettings,
+        "pi": PiSettings,
+        "shell": ShellSettings,
+    },
+    "runtime": {"auto": NoSettings, "bubblewrap": BubblewrapSettings, "local": LocalSettings},
+}
+"""Settings of Polar's own implementations: known without importing them, and so without torch."""
 
 DEFAULT_NAMES: Mapping[str, str] = {
     "engine": "embedded",
@@ -20,37 +51,19 @@ DEFAULT_NAMES: Mapping[str, str] = {
 """What a section names when the config does not."""
 
 
-class _Family(Protocol):
-    """What the package of a family offers."""
-
-    def names(self) -> tuple[str, ...]: ...
-
-    def load(self, name: str) -> type[Any]: ...
-
-
-_FAMILIES: Mapping[str, _Family] = {"engine": engines, "harness": harnesses, "runtime": runtimes}
-
-
-class NoSettings(BaseModel):
-    """Nothing can be set."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
 def implementation_names(section: str) -> tuple[str, ...]:
-    """List what a section can name."""
-    own = ("auto",) if section == "runtime" else ()
-    return (*own, *_FAMILIES[section].names())
+    """List what a section can name: Polar's own first, then installed plug-ins."""
+    return tuple(dict.fromkeys((*_OWN[section], *_FAMILIES[section].names())))
 
 
 def settings_model(section: str, name: str) -> type[BaseModel]:
-    """Find what can be set for an implementation: the type of its constructor's `settings`.
+    """Find what can be set for an implementation; for a plug-in, the type of its `settings`.
 
     Raises:
         ConfigError: The family has none of that name.
     """
-    if (section, name) == ("runtime", "auto"):
-        return NoSettings
+    if (own := _OWN[section].get(name)) is not None:
+        return own
     implementation = _FAMILIES[section].load(name)
     declared = get_type_hints(implementation.__init__).get("settings", NoSettings)
     return _without_none(declared)

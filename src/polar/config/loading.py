@@ -32,25 +32,31 @@ def load_config(path: Path | None, overrides: Sequence[str], model: type[ModelT]
         ConfigError: Names the file and every key that is unknown, missing or wrong.
     """
     data = read_document(path) if path is not None else {}
-    for override in overrides:
-        _set(data, override)
-    return parse_config(data, model, where=str(path) if path is not None else "the flags")
+    where = str(path) if path is not None else "the flags"
+    return parse_config(data, model, where=where, overrides=overrides)
 
 
-def parse_config(data: Mapping[str, Any], model: type[ModelT], *, where: str) -> ModelT:
+def parse_config(
+    data: Mapping[str, Any], model: type[ModelT], *, where: str, overrides: Sequence[str] = ()
+) -> ModelT:
     """Validate plain data, as `load_config` does.
 
     Args:
         data: What a JSON document could hold.
         model: What it must be.
         where: Where the data is from, for the error.
+        overrides: Settings that win over the data's.
 
     Raises:
         ConfigError: Names every key that is unknown, missing or wrong.
     """
-    exact = cast(type[ModelT], specialised(data)) if model is RunConfig else model
+    plain = json.loads(json.dumps(data, default=str))
+    for override in overrides:
+        _set(plain, override)
+    exact = cast(type[ModelT], specialised(plain)) if model is RunConfig else model
     try:
-        return exact.model_validate_json(json.dumps(data, default=str))
+        # As JSON, because strict models take a list for a tuple and a text for a path only there.
+        return exact.model_validate_json(json.dumps(plain))
     except ValidationError as error:
         raise _refusal([str(each) for each in problems_in(error, exact)], where) from error
 
