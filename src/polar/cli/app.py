@@ -54,7 +54,6 @@ _COMMANDS = {
     "show": _Command("polar.cli.show:show", "Look at a session, token by token."),
     "verify": _Command("polar.cli.verify:verify", "Check every token of a run."),
     "install": _Command("polar.cli.install:install", "Install a harness for Polar to use."),
-    "install": _Command("polar.cli.install:install", "Install a harness into Polar's own folder."),
     "doctor": _Command("polar.cli.doctor:doctor", "Check what this machine can do."),
 }
 

@@ -53,7 +53,7 @@ def parse_config(
     plain = json.loads(json.dumps(data, default=str))
     for override in overrides:
         _set(plain, override)
-    exact = cast(type[ModelT], specialised(plain)) if model is RunConfig else model
+    exact = cast(type[ModelT], _run_config(plain, where)) if model is RunConfig else model
     try:
         # As JSON, because strict models take a list for a tuple and a text for a path only there.
         return exact.model_validate_json(json.dumps(plain))
@@ -67,6 +67,13 @@ def write_config(path: Path, config: BaseModel) -> None:
     temporary = path.with_name(f".{path.name}.tmp")
     temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)
+
+
+def _run_config(data: Mapping[str, Any], where: str) -> type[RunConfig]:
+    try:
+        return specialised(data)
+    except ConfigError as error:
+        raise ConfigError(error.what, where=where, fix=error.fix) from error
 
 
 def _set(data: dict[str, Any], override: str) -> None:
