@@ -20,10 +20,10 @@ from polar.runtimes import load
 from polar.runtimes.base import Preload, ProcessSpec, Runtime, SandboxSpec
 from polar.types import Limits
 
-RUNTIMES = ("local", "bubblewrap")
+RUNTIMES = {name: load(name) for name in ("local", "bubblewrap")}
 SECONDS = 30.0
 
-HARNESS = '''
+HARNESS = """
 import os, sys
 
 STARTED_IN = os.getpid()
@@ -31,19 +31,19 @@ SEEN_AT_IMPORT = os.environ.get("STATIC")
 
 def main():
     exec(sys.argv[1], {"__name__": "agent", **globals()})
-'''
+"""
 
 
 @pytest.fixture(params=RUNTIMES)
 async def runtime(request):
-    runtime = load(request.param)()
+    runtime = RUNTIMES[request.param]()
     yield runtime
     await runtime.aclose()
 
 
 @pytest.fixture
 async def bubblewrap():
-    runtime = load("bubblewrap")()
+    runtime = RUNTIMES["bubblewrap"]()
     yield runtime
     await runtime.aclose()
 
@@ -294,17 +294,18 @@ async def test_memory_is_limited(runtime, work):
 
 
 async def test_the_gateway_is_reached_at_its_place(runtime, work):
-    async with gateway(answer(b"the gateway")) as url:
-        async with started(runtime, work, gateway_url=url) as sandbox:
-            result = await sandbox.run(fetch(sandbox.place.gateway_url), timeout_s=SECONDS)
+    async with (
+        gateway(answer(b"the gateway")) as url,
+        started(runtime, work, gateway_url=url) as sandbox,
+    ):
+        result = await sandbox.run(fetch(sandbox.place.gateway_url), timeout_s=SECONDS)
 
     assert result.stdout == "the gateway"
 
 
 async def test_an_answer_that_the_gateway_cuts_is_cut_inside(runtime, work):
-    async with gateway(cut) as url:
-        async with started(runtime, work, gateway_url=url) as sandbox:
-            result = await sandbox.run(fetch(sandbox.place.gateway_url), timeout_s=SECONDS)
+    async with gateway(cut) as url, started(runtime, work, gateway_url=url) as sandbox:
+        result = await sandbox.run(fetch(sandbox.place.gateway_url), timeout_s=SECONDS)
 
     assert "ConnectionResetError" in result.stderr
 
@@ -417,9 +418,7 @@ async def test_a_program_whose_import_starts_a_thread_is_started_the_plain_way(
     runtime, work, harness, caplog
 ):
     preload = harness("agent_with_thread")
-    process = ProcessSpec(
-        (str(preload.python), "-c", "print('plain')"), preload=preload
-    )
+    process = ProcessSpec((str(preload.python), "-c", "print('plain')"), preload=preload)
     folders = python_folders(preload.python)
 
     results = [await run(runtime, work, process, read_only=folders) for _ in range(2)]

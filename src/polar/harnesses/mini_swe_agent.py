@@ -103,7 +103,7 @@ class MiniSweAgent:
         Raises:
             HarnessMissing: It is nowhere.
         """
-        return self._installation
+        return self._found[0]
 
     def install_command(self) -> tuple[tuple[str, ...], ...]:
         """Make a virtual environment of its own and install the pinned version there."""
@@ -119,8 +119,9 @@ class MiniSweAgent:
     def launch(self, request: LaunchRequest) -> Launch:
         """Say how to start one session."""
         home = request.place.home
+        installation, preload = self._found
         argv = [
-            str(self._installation.executable),
+            str(installation.executable),
             *(f"--config={spec}" for spec in self._specs(home)),
             f"--model=openai/{request.model}",
             f"--task={request.instruction}",
@@ -135,7 +136,7 @@ class MiniSweAgent:
             "MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT": str(self._settings.model_attempts),
         }
         files = {_CONFIG: yaml.safe_dump(self._config(), sort_keys=False)}
-        return Launch(ProcessSpec(tuple(argv), env, preload=self._preload), files)
+        return Launch(ProcessSpec(tuple(argv), env, preload=preload), files)
 
     def expert_turns(self, commands: Sequence[str]) -> tuple[Message, ...]:
         """Write each command, and at last the submission, as a block or a call of the tool."""
@@ -162,18 +163,14 @@ class MiniSweAgent:
         return own_folder(self._settings.cache, f"mini_swe_agent-{VERSION}")
 
     @cached_property
-    def _installation(self) -> Installation:
+    def _found(self) -> tuple[Installation, Preload | None]:
         script = self._script()
+        version = _version(script)
         python = interpreter_of(script)
-        folders = python_folders(python) if python else (script.resolve().parent.parent,)
-        return Installation(script, version=_version(script), read_only=folders)
-
-    @cached_property
-    def _preload(self) -> Preload | None:
-        python = interpreter_of(self._installation.executable)
         if python is None:
-            return None
-        return Preload(python, _MODULES, "minisweagent.run.mini:app", _STATIC_ENV)
+            return Installation(script, version, (script.resolve().parent.parent,)), None
+        preload = Preload(python, _MODULES, "minisweagent.run.mini:app", _STATIC_ENV)
+        return Installation(script, version, python_folders(python)), preload
 
     def _script(self) -> Path:
         if self._settings.executable is not None:

@@ -164,11 +164,18 @@ class Pi:
         return {"providers": {_PROVIDER: provider}}
 
     def _own_settings(self) -> dict[str, object]:
+        settings = self._settings
         return {
             "retry": {
-                "enabled": self._settings.model_retries > 0,
-                "maxRetries": self._settings.model_retries,
+                "enabled": settings.model_retries > 0,
+                "maxRetries": settings.model_retries,
                 "provider": {"maxRetries": 0},
+            },
+            # Its own reserve of 16384 tokens would make it compact a small window at every turn.
+            "compaction": {
+                "enabled": settings.compaction,
+                "reserveTokens": settings.max_tokens,
+                "keepRecentTokens": settings.context_window // 2,
             },
         }
 

@@ -65,7 +65,9 @@ class PiSettings(BaseModel):
     )
     """Replaces its system prompt; absent: its own, of about 600 tokens."""
     context_window: int = Field(default=8192, ge=1)
-    """Tokens that it believes the model can hold; it compacts its history before."""
+    """Tokens that it believes the model can hold."""
+    compaction: bool = True
+    """Whether it has the model summarise the history when less than `max_tokens` are left."""
     max_tokens: int = Field(default=1024, ge=1)
     """Most tokens that it asks for in a call."""
     model_retries: int = Field(default=2, ge=0)

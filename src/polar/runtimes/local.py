@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator, Mapping
@@ -43,7 +44,7 @@ class LocalRuntime:
         work_dir = spec.work_dir.absolute()
         async with scratch_folder() as scratch:
             home, temporary = scratch / "home", scratch / "tmp"
-            temporary.mkdir()
+            await asyncio.to_thread(temporary.mkdir)
             env = {
                 "PATH": os.environ.get("PATH", _PATH),
                 "HOME": str(home),

@@ -1,0 +1,110 @@
+"""What every harness preset promises."""
+
+from dataclasses import replace
+from pathlib import PurePosixPath
+
+import pytest
+
+from polar.errors import ConfigError
+from polar.harnesses import load, names
+from polar.harnesses.base import Harness, LaunchRequest
+from polar.harnesses.settings import MiniSweAgentSettings, PiSettings, ShellSettings
+from polar.runtimes.base import ExecResult, Place
+from polar.types import Chat, Message
+
+ODD = """it's "odd" $HOME `id` {braces} {{task}} \\ ä
+--flag @file"""
+REQUEST = LaunchRequest(ODD, "a-model", "the-key", Place("/work", "/home/x", "http://h:9"))
+
+
+@pytest.fixture(params=["mini_swe_agent", "pi", "shell"])
+def harness(request, tmp_path) -> Harness:
+    program = tmp_path / "program" / "bin" / "program"
+    program.parent.mkdir(parents=True)
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    (program.parent.parent / "package.json").write_text('{"version": "1"}')
+    settings = {
+        "mini_swe_agent": MiniSweAgentSettings(executable=program, cache=tmp_path),
+        "pi": PiSettings(executable=program, node=program, cache=tmp_path),
+        "shell": ShellSettings(command="agent {instruction} {base_url} {key} {model}"),
+    }[request.param]
+    return load(request.param)(settings)
+
+
+def told(launch) -> str:
+    process = launch.process
+    return "\n".join(
+        [*process.argv, *process.env.values(), process.stdin or "", *launch.files.values()]
+    )
+
+
+def test_a_preset_is_found_under_its_own_name(harness):
+    assert load(harness.name) is type(harness)
+    assert harness.name in names()
+
+
+def test_an_unknown_name_is_answered_with_the_nearest():
+    with pytest.raises(ConfigError, match="mini_swe_agent"):
+        load("mini-swe-agent")
+
+
+def test_what_is_found_is_there(harness):
+    found = harness.find()
+
+    assert found.executable.exists()
+    assert all(folder.is_dir() for folder in found.read_only)
+
+
+def test_a_launch_is_the_same_every_time(harness):
+    assert harness.launch(REQUEST) == harness.launch(REQUEST)
+
+
+def test_a_launch_tells_address_key_model_and_task(harness):
+    text = told(harness.launch(REQUEST))
+
+    assert "http://h:9/s/the-key/v1" in text
+    assert "the-key" in text
+    assert "a-model" in text
+
+
+def test_an_odd_instruction_arrives_unchanged(harness):
+    launch = harness.launch(REQUEST)
+    process = launch.process
+
+    arrived = [process.stdin, *process.argv, *process.env.values()]
+    assert any(ODD in text for text in arrived if text)
+
+
+def test_config_files_lie_in_the_home(harness):
+    for name in harness.launch(REQUEST).files:
+        path = PurePosixPath(name)
+        assert not path.is_absolute()
+        assert ".." not in path.parts
+
+
+def test_nothing_but_the_session_differs_between_sessions(harness):
+    other = replace(REQUEST, key="another")
+
+    first, second = told(harness.launch(REQUEST)), told(harness.launch(other))
+
+    assert first.replace("the-key", "another") == second
+
+
+def test_install_commands_are_whole_command_lines(harness):
+    for command in harness.install_command():
+        assert all(isinstance(word, str) and word for word in command)
+
+
+def test_an_agent_that_simply_ended_ended_well(harness):
+    assert harness.ended_well(ExecResult(0, "", "", timed_out=False, wall_s=1.0))
+
+
+def test_a_program_that_was_not_there_did_not_end_well(harness):
+    assert not harness.ended_well(ExecResult(127, "", "", timed_out=False, wall_s=1.0))
+
+
+def test_the_harnesss_own_first_call_is_a_main_one(harness):
+    chat = Chat("m", (Message("system", "s"), Message("user", "u")))
+
+    assert harness.kind_of(chat, {"x-stainless-lang": "any"}) == "main"

@@ -1,0 +1,171 @@
+"""The host's parts of a sandbox: streams, folders, forwarding."""
+
+import asyncio
+import os
+import socket
+from contextlib import asynccontextmanager
+
+import pytest
+
+from polar.runtimes.forwarding import forward
+from polar.runtimes.mounts import HOME, WORK, Mounts
+from polar.runtimes.output import TAIL_BYTES, TailReader, open_streams
+from polar.runtimes.sandbox import resource_limits
+from polar.runtimes.scratch import scratch_folder
+from polar.types import Limits
+
+
+async def test_a_tail_is_kept_across_pieces():
+    reader = TailReader()
+    for number in range(100):
+        reader.data_received(b"%04d" % number * 1000)
+    reader.connection_lost(None)
+
+    text = await reader.text()
+
+    assert len(text) == TAIL_BYTES
+    assert text.endswith("0099")
+
+
+async def test_streams_end_when_their_writers_are_gone():
+    async with open_streams("typed") as streams:
+        stdin, stdout, stderr = streams.fds
+        assert os.read(stdin, 100) == b"typed"
+        os.write(stdout, b"out")
+        os.write(stderr, b"err")
+        streams.release()
+
+        assert (await streams.out.text(), await streams.err.text()) == ("out", "err")
+
+
+async def test_a_scratch_folder_is_removed_whatever_its_permissions():
+    async with scratch_folder() as folder:
+        (folder / "a" / "b").mkdir(parents=True)
+        (folder / "a" / "b" / "file").write_text("x")
+        (folder / "link").symlink_to("/nowhere")
+        (folder / "a" / "b").chmod(0)
+        (folder / "a").chmod(0)
+
+    assert not folder.exists()
+
+
+def test_memory_is_limited_as_data_for_some_programs_reserve_address_space():
+    limits = resource_limits(Limits(cpu_s=5, memory_mb=7, processes=9), count_processes=True)
+
+    assert limits["DATA"] == 7 * 2**20
+    assert "AS" not in limits
+    assert (limits["CPU"], limits["NPROC"], limits["CORE"]) == (5, 9, 0)
+
+
+def test_processes_are_not_limited_where_others_would_be_counted():
+    assert resource_limits(Limits(), count_processes=False)["NPROC"] is None
+
+
+@pytest.mark.parametrize("sized", [True, False])
+def test_a_folder_is_shown_with_parents_that_can_be_entered(tmp_path, sized):
+    shown = tmp_path / "deep" / "harness"
+
+    arguments = Mounts((), sized=sized).arguments(
+        work=("--bind", "/host/work"),
+        read_only=(shown, shown),
+        passwd_fd=10,
+        group_fd=11,
+        scratch_mb=5,
+    )
+
+    text = " ".join(arguments)
+    assert text.count(f"--ro-bind {shown} {shown}") == 1
+    assert f"--perms 0755 --dir {shown.parent} " in text
+    assert text.endswith(f"--bind /host/work {WORK} --remount-ro / --chdir {WORK}")
+    assert ("--size 5242880 --tmpfs /home" in text) is sized
+    assert HOME.startswith("/home/")
+
+
+def test_a_folder_below_a_system_folder_is_not_shown_twice():
+    arguments = Mounts((), sized=True).arguments(
+        work=("--bind", "/w"), read_only=(), passwd_fd=3, group_fd=4, scratch_mb=1
+    )
+
+    assert arguments.count("/usr") == 2
+
+
+def _listener() -> socket.socket:
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.setblocking(False)
+    return listener
+
+
+@asynccontextmanager
+async def _forwarded(handle):
+    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    listener = _listener()
+    address = listener.getsockname()
+    try:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with forward(listener, url):
+            yield address
+    finally:
+        server.close()
+
+
+async def test_bytes_are_carried_both_ways_to_the_end():
+    async def shout(reader, writer):
+        writer.write((await reader.read()).upper())
+        writer.close()
+
+    async with _forwarded(shout) as address:
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(b"word " * 100_000)
+        writer.write_eof()
+
+        assert await reader.read() == b"WORD " * 100_000
+        writer.close()
+
+
+async def test_a_connection_to_a_gateway_that_is_not_there_is_reset():
+    closed = _listener()
+    url = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    closed.close()
+    listener = _listener()
+    address = listener.getsockname()
+
+    async with forward(listener, url):
+        reader, writer = await asyncio.open_connection(*address)
+        with pytest.raises(ConnectionResetError):
+            await reader.read()
+        writer.close()
+
+
+async def test_connections_are_reset_when_the_sandbox_ends():
+    accepted = asyncio.Event()
+
+    async def wait(reader, writer):
+        accepted.set()
+        await reader.read()
+        writer.close()
+
+    async with _forwarded(wait) as address:
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(b"x")
+        await accepted.wait()
+
+    with pytest.raises(ConnectionResetError):
+        await reader.read()
+    writer.close()
+
+
+async def test_a_client_that_leaves_is_noticed_by_the_gateway():
+    left = asyncio.Event()
+
+    async def wait(reader, writer):
+        await reader.read()
+        left.set()
+        writer.close()
+
+    async with _forwarded(wait) as address:
+        _, writer = await asyncio.open_connection(*address)
+        writer.write(b"x")
+        await writer.drain()
+        writer.close()
+        async with asyncio.timeout(10):
+            await left.wait()
