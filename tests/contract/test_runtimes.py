@@ -55,8 +55,24 @@ def work(tmp_path):
     return folder
 
 
+@dataclass(frozen=True)
+class InstalledHarness:
+    """A program that can be preloaded, and what a sandbox must show for it to run."""
+
+    python: Path
+    folders: tuple[Path, ...]
+
+    def __call__(self, *modules: str) -> Preload:
+        return Preload(
+            self.python,
+            ("agent_program", *modules),
+            "agent_program:main",
+            {"STATIC": "from the start"},
+        )
+
+
 @pytest.fixture(scope="session")
-def harness(tmp_path_factory) -> Callable[..., Preload]:
+def harness(tmp_path_factory) -> "InstalledHarness":
     """A Python program in a virtual environment of its own, whose entry runs its argument."""
     environment = tmp_path_factory.mktemp("harness") / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
@@ -67,15 +83,7 @@ def harness(tmp_path_factory) -> Callable[..., Preload]:
         "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
     )
 
-    def preload(*modules: str) -> Preload:
-        return Preload(
-            python,
-            ("agent_program", *modules),
-            "agent_program:main",
-            {"STATIC": "from the start"},
-        )
-
-    return preload
+    return InstalledHarness(python, python_folders(python))
 
 
 def shell(line: str, **more) -> ProcessSpec:
@@ -341,7 +349,7 @@ async def test_a_preloaded_program_is_forked_with_its_own_everything(runtime, wo
         sys.exit(7)
     """
     process = python(code, harness(), env={"GIVEN": "value", "A": "first"}, stdin="typed")
-    folders = python_folders(harness().python)
+    folders = harness.folders
 
     async with started(runtime, work, read_only=folders) as sandbox:
         result = await sandbox.run(process, timeout_s=SECONDS)
@@ -358,7 +366,7 @@ async def test_a_preloaded_program_is_forked_with_its_own_everything(runtime, wo
 async def test_a_preloaded_program_that_raises_exits_with_1(runtime, work, harness):
     process = python("raise ValueError('broken')", harness())
 
-    result = await run(runtime, work, process, read_only=python_folders(harness().python))
+    result = await run(runtime, work, process, read_only=harness.folders)
 
     assert result.exit_code == 1
     assert "ValueError: broken" in result.stderr
@@ -372,9 +380,7 @@ async def test_a_preloaded_program_leaves_as_an_interpreter_does(runtime, work, 
         sys.stdout.write("first ")
     """
 
-    result = await run(
-        runtime, work, python(code, harness()), read_only=python_folders(harness().python)
-    )
+    result = await run(runtime, work, python(code, harness()), read_only=harness.folders)
 
     assert result.stdout == "first thread\nlast\n"
 
@@ -390,7 +396,7 @@ async def test_a_preloaded_program_leaves_as_an_interpreter_does(runtime, work, 
 async def test_a_preloaded_program_is_killed_with_its_children(
     runtime, work, harness, witness, code
 ):
-    async with started(runtime, work, read_only=python_folders(harness().python)) as sandbox:
+    async with started(runtime, work, read_only=harness.folders) as sandbox:
         running = asyncio.create_task(sandbox.run(python(code, harness()), timeout_s=SECONDS))
         assert await witness.read() == b"here\n"
         running.cancel()
@@ -408,7 +414,7 @@ async def test_limits_hold_for_a_preloaded_program(runtime, work, harness):
         work,
         python(code, harness()),
         limits=Limits(cpu_s=77),
-        read_only=python_folders(harness().python),
+        read_only=harness.folders,
     )
 
     assert result.stdout == "77\n"
@@ -419,7 +425,7 @@ async def test_a_program_whose_import_starts_a_thread_is_started_the_plain_way(
 ):
     preload = harness("agent_with_thread")
     process = ProcessSpec((str(preload.python), "-c", "print('plain')"), preload=preload)
-    folders = python_folders(preload.python)
+    folders = harness.folders
 
     results = [await run(runtime, work, process, read_only=folders) for _ in range(2)]
 
@@ -432,7 +438,7 @@ async def test_a_program_without_its_entry_point_is_started_the_plain_way(
 ):
     preload = Preload(harness().python, (), "agent_program:missing")
     process = ProcessSpec((str(preload.python), "-c", "print('plain')"), preload=preload)
-    folders = python_folders(preload.python)
+    folders = harness.folders
 
     results = [await run(runtime, work, process, read_only=folders) for _ in range(2)]
 
@@ -445,7 +451,7 @@ async def test_a_program_without_its_entry_point_is_started_the_plain_way(
 
 async def test_processes_have_no_privileges(bubblewrap, work, harness):
     code = "print(open('/proc/self/status').read())"
-    folders = python_folders(harness().python)
+    folders = harness.folders
     for process in (shell("cat /proc/self/status"), python(code, harness())):
         result = await run(bubblewrap, work, process, read_only=folders)
 
@@ -460,7 +466,7 @@ async def test_files_of_the_host_are_not_there(bubblewrap, work, tmp_path, harne
     (tmp_path / "secret.txt").write_text("secret")
     seen = [tmp_path / "secret.txt", Path.home(), Path("/root/.ssh"), Path("/var/log")]
     looks = f"import os; print([os.path.exists(p) for p in {[str(p) for p in seen]!r}])"
-    folders = python_folders(harness().python)
+    folders = harness.folders
     expected = [p for p in seen if any(f.is_relative_to(p) for f in folders)]
 
     plain = ProcessSpec((str(harness().python), "-c", looks))
@@ -511,7 +517,7 @@ async def test_nothing_but_the_gateway_can_be_reached(bubblewrap, work, harness)
                     print(type(error).__name__, error.errno)
             print(sorted(name for _, name in socket.if_nameindex()))
         """
-        folders = python_folders(harness().python)
+        folders = harness.folders
         result = await run(
             bubblewrap, work, python(code, harness()), gateway_url=url, read_only=folders
         )
@@ -530,7 +536,7 @@ async def test_without_a_gateway_nothing_listens_inside(bubblewrap, work):
 
 async def test_processes_of_the_host_are_not_seen(bubblewrap, work, harness):
     code = "print(len([name for name in os.listdir('/proc') if name.isdigit()]), os.getpid())"
-    folders = python_folders(harness().python)
+    folders = harness.folders
 
     plain = await run(bubblewrap, work, shell("ls /proc | grep -c '^[0-9]'"))
     forked = await run(bubblewrap, work, python(code, harness()), read_only=folders)
@@ -569,9 +575,7 @@ async def test_a_forked_program_cannot_be_looked_into_by_its_children(bubblewrap
         print(subprocess.run(["sh", "-c", look], capture_output=True, text=True).stdout)
     """
 
-    result = await run(
-        bubblewrap, work, python(code, harness()), read_only=python_folders(harness().python)
-    )
+    result = await run(bubblewrap, work, python(code, harness()), read_only=harness.folders)
 
     assert result.stdout.split() == ["done"]
 
