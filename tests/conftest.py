@@ -1,0 +1,29 @@
+"""What every test gets: a guard against calls that would block the event loop."""
+
+from collections.abc import Iterator
+
+import pytest
+from blockbuster import BlockBuster, blockbuster_ctx
+
+MOMENTARY = ("os.stat", "os.access", "os.readlink")
+"""Metadata of local files: microseconds."""
+
+SYNCHRONOUS = {
+    "polar/dialects/__init__.py": {"_plugins"},
+    "polar/runtimes/__init__.py": {"default_runtime"},
+    "polar/tasks/format.py": {"read_tasks"},
+    "polar/store/reader.py": {"read_journal", "sessions", "find", "calls"},
+}
+"""Synchronous by contract: for commands, and for set-up before anything is served."""
+
+
+@pytest.fixture(autouse=True)
+def no_blocking_calls() -> Iterator[BlockBuster]:
+    """Fail a test in which code of Polar blocks the event loop it runs in."""
+    with blockbuster_ctx("polar") as guard:
+        for name in MOMENTARY:
+            guard.functions[name].deactivate()
+        for watched in guard.functions.values():
+            for file, functions in SYNCHRONOUS.items():
+                watched.can_block_in(file, functions)
+        yield guard
