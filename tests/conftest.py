@@ -12,6 +12,7 @@ SYNCHRONOUS = {
     "polar/dialects/__init__.py": {"_plugins"},
     "polar/runtimes/__init__.py": {"default_runtime"},
     "polar/tasks/format.py": {"read_tasks"},
+    "polar/tasks/paths.py": {"lay_out"},
     "polar/store/reader.py": {"read_journal", "sessions", "find", "calls"},
 }
 """Synchronous by contract: for commands, and for set-up before anything is served."""
