@@ -13,7 +13,7 @@ from polar.engines.settings import EmbeddedSettings, VllmSettings
 from polar.harnesses.settings import MiniSweAgentSettings, PiSettings, ShellSettings
 from polar.runtimes.settings import BubblewrapSettings, LocalSettings
 
-__all__ = ["DEFAULT_NAMES", "NoSettings", "implementation_names", "settings_model"]
+__all__ = ["DEFAULT_NAMES", "NoSettings", "implementation_names", "own_names", "settings_model"]
 
 
 class NoSettings(BaseModel):
@@ -54,6 +54,11 @@ DEFAULT_NAMES: Mapping[str, str] = {
 def implementation_names(section: str) -> tuple[str, ...]:
     """List what a section can name: Polar's own first, then installed plug-ins."""
     return tuple(dict.fromkeys((*_OWN[section], *_FAMILIES[section].names())))
+
+
+def own_names(section: str) -> tuple[str, ...]:
+    """List what a section can name without any plug-in."""
+    return tuple(_OWN[section])
 
 
 def settings_model(section: str, name: str) -> type[BaseModel]:
