@@ -1,0 +1,124 @@
+"""A lean forward pass for models built like Llama, from the parameters of the model itself.
+
+transformers spends most of a decoding step on one CPU outside of matrix products. This pass joins
+the products of the same input and keeps the rest to a few operations; residuals, norms, rotation
+and attention are in float32 whatever the precision of the products. Whether a model is built like
+Llama is decided by comparing the logits of both passes (see `EmbeddedEngine`), not by its name.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from polar.engines.embedded.linear import Linear
+from polar.engines.embedded.step import Step
+
+__all__ = ["FusedPass"]
+
+
+class FusedPass:
+    """Computes logits of a step with copies of the parameters, refreshed after an update.
+
+    Args:
+        model: A causal language model.
+        dtype: Precision of the matrix products.
+
+    Raises:
+        AttributeError: The model lacks a part that Llama has.
+    """
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+        self._model = model
+        self._dtype = dtype
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Copy the parameters anew."""
+        causal = (
+            self._model.get_base_model() if hasattr(self._model, "peft_config") else self._model
+        )
+        body = causal.model
+        with torch.inference_mode():
+            self._layers = [_Layer(layer, self._dtype) for layer in body.layers]
+            self._embeddings = body.embed_tokens
+            self._rotary = body.rotary_emb
+            self._norm = _Norm(body.norm)
+            self._head = Linear(self._model.lm_head, dtype=self._dtype)
+
+    def __call__(self, step: Step) -> Tensor:
+        """Compute the logits of each run's last token: float32 [runs, vocabulary]."""
+        hidden = self._embeddings(step.token_ids).float()  # [rows, hidden]
+        cos, sin = self._rotary(hidden, step.positions[None])  # [1, rows, head_dim]
+        cos, sin = cos[0, :, None], _half_negated(sin[0, :, None])
+        last = len(self._layers) - 1
+        for index, layer in enumerate(self._layers):
+            hidden = layer(
+                index, hidden, cos, sin, step, rows=step.last_rows if index == last else None
+            )
+        return self._head(self._norm(hidden)).float()
+
+
+class _Norm:
+    """Root mean square normalisation."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._weight = module.weight.detach().float().clone()
+        self._epsilon = module.variance_epsilon
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        return F.rms_norm(rows, self._weight.shape, self._weight, self._epsilon)
+
+
+class _Layer:
+    """One block: attention and the gated feed-forward part."""
+
+    def __init__(self, layer: nn.Module, dtype: torch.dtype) -> None:
+        attention, feed = layer.self_attn, layer.mlp
+        self._head_dim = attention.head_dim
+        self._scale = attention.scaling
+        self._before_attention = _Norm(layer.input_layernorm)
+        self._qkv = Linear(attention.q_proj, attention.k_proj, attention.v_proj, dtype=dtype)
+        self._query_norm = _Norm(attention.q_norm) if hasattr(attention, "q_norm") else None
+        self._key_norm = _Norm(attention.k_norm) if hasattr(attention, "k_norm") else None
+        self._out = Linear(attention.o_proj, dtype=dtype)
+        self._before_feed = _Norm(layer.post_attention_layernorm)
+        self._gate_up = Linear(feed.gate_proj, feed.up_proj, dtype=dtype)
+        self._activation = feed.act_fn
+        self._down = Linear(feed.down_proj, dtype=dtype)
+
+    def __call__(
+        self,
+        index: int,
+        hidden: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        step: Step,
+        rows: Tensor | None,
+    ) -> Tensor:
+        heads = (
+            self._qkv(self._before_attention(hidden)).float().unflatten(-1, (-1, self._head_dim))
+        )
+        query, key, value = heads.split([size // self._head_dim for size in self._qkv.sizes], dim=1)
+        if self._query_norm is not None and self._key_norm is not None:
+            query, key = self._query_norm(query), self._key_norm(key)
+        query = _rotate(query, cos, sin).unflatten(1, (key.shape[1], -1))
+        key = _rotate(key, cos, sin)
+        attended = step.attend(index, query, key, value, scale=self._scale)
+        if rows is not None:
+            hidden, attended = hidden[rows], attended[rows]
+        hidden = hidden + self._out(attended)
+        gate, up = self._gate_up(self._before_feed(hidden)).chunk(2, dim=-1)
+        return hidden + self._down(self._activation(gate) * up)
+
+
+def _half_negated(sin: Tensor) -> Tensor:
+    """Negate the first half, so that a rotation needs no negation of its own."""
+    first, second = sin.chunk(2, dim=-1)
+    return torch.cat((-first, second), dim=-1)
+
+
+def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate each head by its position: [rows, heads, head_dim]."""
+    return heads * cos + heads.roll(heads.shape[-1] // 2, dims=-1) * sin

@@ -1,0 +1,223 @@
+"""A recording at the engine, independent of the gateway's: what was seen and what was sampled.
+
+The file begins with `MAGIC`. Each record is its payload's length and CRC-32 (little-endian uint32),
+then the payload: SHA-256 of the prompt ids as little-endian int32 (32 bytes), number of prompt
+tokens and of sampled tokens (uint32), token ids (int32), logprobs (float32), weight versions
+(int32).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import struct
+import threading
+import zlib
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import numpy as np
+
+from polar.engines.base import Capabilities, Chunk, Engine, SampleRequest
+from polar.errors import JournalError
+from polar.types import FloatArray, IntArray
+
+__all__ = ["TapeEntry", "TapedEngine", "read_tape"]
+
+MAGIC = b"polar tape 1\n"
+_FRAME = struct.Struct("<II")
+_HEAD = struct.Struct("<32sII")
+
+
+@dataclass(frozen=True, slots=True)
+class TapeEntry:
+    """One request, as far as its consumer took it."""
+
+    prompt_sha256: bytes
+    """SHA-256 of the prompt ids as little-endian int32."""
+    prompt_tokens: int
+    token_ids: IntArray
+    """int32 [sampled]"""
+    logprobs: FloatArray
+    """float32 [sampled]"""
+    weight_versions: IntArray
+    """int32 [sampled]"""
+
+    def encode(self) -> bytes:
+        """Give the record's payload."""
+        head = _HEAD.pack(self.prompt_sha256, self.prompt_tokens, len(self.token_ids))
+        arrays = (
+            self.token_ids.astype("<i4"),
+            self.logprobs.astype("<f4"),
+            self.weight_versions.astype("<i4"),
+        )
+        return head + b"".join(array.tobytes() for array in arrays)
+
+    @classmethod
+    def decode(cls, payload: bytes) -> TapeEntry:
+        """Read a record's payload."""
+        digest, prompt_tokens, count = _HEAD.unpack_from(payload)
+        start = _HEAD.size
+        return cls(
+            prompt_sha256=digest,
+            prompt_tokens=prompt_tokens,
+            token_ids=np.frombuffer(payload, "<i4", count, start),
+            logprobs=np.frombuffer(payload, "<f4", count, start + 4 * count),
+            weight_versions=np.frombuffer(payload, "<i4", count, start + 8 * count),
+        )
+
+
+class TapedEngine:
+    """An engine whose requests are written to a tape, cancelled and failed ones too.
+
+    Args:
+        engine: What samples.
+        path: The tape; what it already holds stays, but for a torn last record.
+    """
+
+    def __init__(self, engine: Engine, path: Path) -> None:
+        self._engine = engine
+        self._tape = _Tape(path)
+
+    async def sample(self, request: SampleRequest) -> AsyncIterator[Chunk]:
+        """Stream what the engine samples; the record is on the tape when the stream has ended.
+
+        Raises:
+            JournalError: The tape cannot be written.
+            EngineError: As the engine.
+        """
+        taken = _Taken()
+        stream = cast(AsyncGenerator[Chunk], self._engine.sample(request))
+        try:
+            async with aclosing(stream):
+                async for chunk in stream:
+                    taken.add(chunk)
+                    yield chunk
+        finally:
+            entry = taken.entry(request.prompt_ids)
+            await asyncio.shield(asyncio.to_thread(self._tape.append, entry))
+
+    async def probe(self) -> Capabilities:
+        """Probe the engine; its sample is not taped."""
+        return await self._engine.probe()
+
+    async def pause(self) -> None:
+        """Pause the engine."""
+        await self._engine.pause()
+
+    async def resume(self) -> None:
+        """Let the engine go on."""
+        await self._engine.resume()
+
+    async def load_weights(self, version: int, path: Path | None) -> None:
+        """Give the engine new weights."""
+        await self._engine.load_weights(version, path)
+
+    async def aclose(self) -> None:
+        """Close engine and tape."""
+        try:
+            await self._engine.aclose()
+        finally:
+            await asyncio.to_thread(self._tape.close)
+
+
+def read_tape(path: Path) -> Iterator[TapeEntry]:
+    """Read the records of a tape in the order in which they ended; a torn last one is left out.
+
+    Raises:
+        JournalError: The file is missing or no tape.
+    """
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise JournalError(f"the tape cannot be read: {error}", where=str(path)) from error
+    with file:
+        if file.read(len(MAGIC)) != MAGIC:
+            raise JournalError("the file is not a tape of this version", where=str(path))
+        yield from map(TapeEntry.decode, _payloads(file))
+
+
+@dataclass(slots=True)
+class _Taken:
+    """Tokens that a consumer has been given."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    weight_versions: list[int] = field(default_factory=list)
+
+    def add(self, chunk: Chunk) -> None:
+        self.token_ids += chunk.token_ids
+        self.logprobs += chunk.logprobs
+        self.weight_versions += [chunk.weight_version] * len(chunk.token_ids)
+
+    def entry(self, prompt_ids: Sequence[int]) -> TapeEntry:
+        prompt = np.asarray(prompt_ids, dtype="<i4")
+        return TapeEntry(
+            prompt_sha256=hashlib.sha256(prompt.tobytes()).digest(),
+            prompt_tokens=len(prompt),
+            token_ids=np.asarray(self.token_ids, dtype=np.int32),
+            logprobs=np.asarray(self.logprobs, dtype=np.float32),
+            weight_versions=np.asarray(self.weight_versions, dtype=np.int32),
+        )
+
+
+class _Tape:
+    """The file, opened at the first record and appended to by one thread at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._descriptor: int | None = None
+
+    def append(self, entry: TapeEntry) -> None:
+        payload = entry.encode()
+        record = _FRAME.pack(len(payload), zlib.crc32(payload)) + payload
+        with self._lock:
+            try:
+                if self._descriptor is None:
+                    self._descriptor = _open(self._path)
+                written = os.write(self._descriptor, record)
+            except OSError as error:
+                raise self._failed(str(error)) from error
+            if written != len(record):
+                raise self._failed("the disk is full")
+
+    def close(self) -> None:
+        with self._lock:
+            if self._descriptor is not None:
+                os.close(self._descriptor)
+                self._descriptor = None
+
+    def _failed(self, reason: str) -> JournalError:
+        return JournalError(
+            f"the tape cannot be written: {reason}",
+            where=str(self._path),
+            fix="Free some space or choose another run folder.",
+        )
+
+
+def _open(path: Path) -> int:
+    """Open a tape for appending, behind its last whole record."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+    with os.fdopen(os.dup(descriptor), "rb") as file:
+        if file.read(len(MAGIC)) != MAGIC:
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, MAGIC)
+        else:
+            sizes = (_FRAME.size + len(payload) for payload in _payloads(file))
+            os.ftruncate(descriptor, len(MAGIC) + sum(sizes))
+    return descriptor
+
+
+def _payloads(file: BinaryIO) -> Iterator[bytes]:
+    """Read whole records up to the end or the first broken one."""
+    while len(frame := file.read(_FRAME.size)) == _FRAME.size:
+        size, checksum = _FRAME.unpack(frame)
+        payload = file.read(size)
+        if len(payload) != size or zlib.crc32(payload) != checksum:
+            return
+        yield payload
