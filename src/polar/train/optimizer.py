@@ -55,7 +55,7 @@ class Optimizer:
             TrainingError: The loss is not finite.
         """
         if not torch.isfinite(loss):
-            raise TrainingError(f"the loss is {float(loss)}", fix="Lower the learning rate.")
+            raise TrainingError(f"the loss is {loss.item()}", fix="Lower the learning rate.")
         torch.autograd.backward(loss)
         self._weights.collect_gradients()
 

@@ -16,6 +16,7 @@ from polar.errors import TrainingError
 from polar.train.checkpoint import replace_folder, replacing_file
 from polar.train.lessons import Lesson, group_lessons
 from polar.train.loss import PolicyLoss, policy_loss
+from polar.train.memory import keep_freed_memory
 from polar.train.metrics import StepMetrics, SupervisedMetrics
 from polar.train.optimizer import Optimizer
 from polar.train.policy import Policy
@@ -50,6 +51,7 @@ class Trainer:
     """Trains a causal language model on trajectories.
 
     The model given is the one to sample from: what it computes follows every step, in place.
+    On CPU the process's allocator is told to keep freed memory (see `keep_freed_memory`).
 
     Args:
         model: Any transformers causal language model with standard attention.
@@ -76,6 +78,8 @@ class Trainer:
         self.model = model
         self.settings = settings
         self.weight_version = 0
+        if model.device.type == "cpu":
+            keep_freed_memory()
         self._clock = clock
         self._order = np.random.default_rng(settings.seed)
         self._weights = Weights.of(model, settings)

@@ -73,7 +73,8 @@ def build_tree(traces: Sequence[Trace]) -> TreeBatch:
     """Merge traces into one tree.
 
     Raises:
-        TrainingError: A trace trains its first token, which nothing predicts.
+        TrainingError: A trace trains its first token, which nothing predicts, or a trained token
+            has no finite logprob.
     """
     order = _lexicographic(traces, list(range(len(traces))))
     return _build(traces, order, _shared_prefixes(traces, order))
@@ -164,6 +165,11 @@ def _samples(trace: Trace, index: int, path: Indices) -> tuple[NDArray[np.generi
     if positions.size and positions[0] == 0:
         raise TrainingError(
             "a trace trains its first token, which has no context", fix="Check the trace builder."
+        )
+    if not np.isfinite(trace.logprobs[positions]).all():
+        raise TrainingError(
+            "a sampled token was recorded without a finite logprob",
+            fix="Check the engine: `polar doctor` probes it.",
         )
     return (
         path[positions - 1],

@@ -1,0 +1,90 @@
+"""The policy loss does what its papers say."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from train_cases import make_group, make_trace, make_trajectory
+
+from polar.train.lessons import group_lessons
+from polar.train.loss import policy_loss
+from polar.train.settings import TrainSettings
+
+
+def loss_of(logprob, *, old=0.0, engine=0.0, advantage=1.0, weight=1.0, **settings):
+    values = torch.tensor([logprob], requires_grad=True)
+    result = policy_loss(
+        values,
+        old_logprobs=torch.tensor([old]),
+        engine_logprobs=torch.tensor([engine]),
+        advantages=torch.tensor([advantage]),
+        weights=torch.tensor([weight]),
+        settings=TrainSettings(**settings),
+    )
+    result.loss.backward()
+    return result, float(values.grad)
+
+
+def test_on_policy_the_gradient_is_that_of_reinforce():
+    _, gradient = loss_of(-1.0, old=-1.0, engine=-1.0, advantage=0.5, weight=0.25)
+    assert gradient == pytest.approx(-0.125)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "clipped"),
+    [(1.4, 1.0, True), (1.4, -1.0, False), (0.7, -1.0, True), (0.7, 1.0, False)],
+)
+def test_only_a_move_that_went_far_enough_is_clipped(ratio, advantage, clipped):
+    result, gradient = loss_of(math.log(ratio), advantage=advantage, tis_cap=None)
+    assert bool(result.clipped[0]) is clipped
+    assert (gradient == 0.0) is clipped
+
+
+def test_the_upper_bound_is_apart_from_the_lower():
+    higher, _ = loss_of(math.log(1.25), clip_low=0.2, clip_high=0.28, tis_cap=None)
+    lower, _ = loss_of(math.log(1.25), clip_low=0.2, clip_high=0.2, tis_cap=None)
+    assert not higher.clipped[0]
+    assert lower.clipped[0]
+
+
+def test_the_engines_deviation_is_weighed_and_capped():
+    below, _ = loss_of(-1.0, old=-1.0, engine=-0.5)
+    above, _ = loss_of(-1.0, old=-1.0, engine=-9.0, tis_cap=2.0)
+    assert float(below.engine_weight) == pytest.approx(math.exp(-0.5))
+    assert float(above.engine_weight) == 2.0
+
+
+def test_without_recomputation_the_ratio_itself_is_to_the_engine():
+    result, _ = loss_of(-1.0, old=-1.1, engine=-1.1, recompute=False)
+    assert float(result.ratio) == pytest.approx(math.exp(0.1))
+    assert float(result.engine_weight) == 1.0
+
+
+def two_sessions():
+    short, long = make_trace(range(6), [5]), make_trace(range(20), range(10, 19))
+    return make_group(make_trajectory(short, reward=1.0), make_trajectory(long, reward=0.0))
+
+
+def weights_of(groups, **settings):
+    return [lesson.weight for lesson in group_lessons(groups, TrainSettings(**settings))]
+
+
+def test_token_mean_weighs_all_tokens_of_the_step_alike():
+    assert weights_of([two_sessions(), two_sessions()]) == [1 / 20] * 4
+
+
+def test_session_mean_weighs_all_sessions_alike():
+    assert weights_of([two_sessions()], normalizer="session_mean") == [1 / 2, 1 / 18]
+
+
+def test_a_constant_normaliser_does_not_depend_on_lengths():
+    weights = weights_of([two_sessions()], normalizer="constant", normalizer_tokens=100)
+    assert weights == [1 / 200] * 2
+
+
+def test_a_session_with_no_advantage_counts_but_is_not_computed():
+    trace = make_trace(range(6), [4, 5])
+    group = make_group(*(make_trajectory(trace, reward=r) for r in (1.0, 0.5, 0.0)))
+    assert weights_of([group]) == [1 / 6] * 2
