@@ -16,7 +16,7 @@ from polar.cli.console import console, errors, print_error
 from polar.config.environment import environment
 from polar.errors import PolarError, SetupError
 
-__all__ = ["main"]
+__all__ = ["COMMANDS", "Command", "main", "take_debug"]
 
 _UNEXPECTED = 70
 """Exit code of a defect in Polar itself (EX_SOFTWARE of sysexits.h)."""
@@ -29,7 +29,7 @@ _EPILOG = (
 
 
 @dataclass(frozen=True, slots=True)
-class _Command:
+class Command:
     """A subcommand, imported only when it is the one that was asked for."""
 
     target: str
@@ -37,31 +37,32 @@ class _Command:
     summary: str
 
     def load(self) -> Callable[..., Any]:
+        """Import the command's function."""
         module, _, function = self.target.partition(":")
         loaded: Callable[..., Any] = getattr(import_module(module), function)
         return loaded
 
 
-_COMMANDS = {
-    "demo": _Command(
+COMMANDS: dict[str, Command] = {
+    "demo": Command(
         "polar.cli.demo:demo",
         "Train a small model through a real harness, from nothing.",
     ),
-    "train": _Command("polar.cli.train:train", "Train a model through a harness, or resume a run."),
-    "rollout": _Command(
+    "train": Command("polar.cli.train:train", "Train a model through a harness, or resume a run."),
+    "rollout": Command(
         "polar.cli.rollout:rollout", "Run tasks through a harness and keep the trajectories."
     ),
-    "show": _Command("polar.cli.show:show", "Look at a session, token by token."),
-    "verify": _Command("polar.cli.verify:verify", "Check every token of a run."),
-    "install": _Command("polar.cli.install:install", "Install a harness for Polar to use."),
-    "doctor": _Command("polar.cli.doctor:doctor", "Check what this machine can do."),
+    "show": Command("polar.cli.show:show", "Look at a session, token by token."),
+    "verify": Command("polar.cli.verify:verify", "Check every token of a run."),
+    "install": Command("polar.cli.install:install", "Install a harness for Polar to use."),
+    "doctor": Command("polar.cli.doctor:doctor", "Check what this machine can do."),
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    given, debug = _take_debug(given)
+    given, debug = take_debug(given)
     # A termination request ends as Ctrl-C does: sandboxes are killed and the journal is closed.
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
@@ -96,7 +97,7 @@ def _app(chosen: str | None) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback(epilog=_EPILOG)(_root)
-    for name, command in _COMMANDS.items():
+    for name, command in COMMANDS.items():
         if name == chosen:
             app.command(name)(command.load())
         else:
@@ -130,7 +131,7 @@ def _stub() -> None:
     """Stand for a command that was not chosen."""
 
 
-def _take_debug(arguments: list[str]) -> tuple[list[str], bool]:
+def take_debug(arguments: list[str]) -> tuple[list[str], bool]:
     """Take `--debug` out from wherever it stands before a `--`."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
     before = [argument for argument in arguments[:end] if argument != "--debug"]

@@ -1,0 +1,146 @@
+"""The `polar` command: lazy, one clear error each, exit codes that scripts can use."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from polar import __version__
+from polar.cli import app
+from polar.errors import ContextOverflow
+
+
+def broken() -> None:
+    """Fail in a way that nobody foresaw."""
+    raise ZeroDivisionError("nobody foresaw this")
+
+
+def overflowing() -> None:
+    """Fail in a way that Polar foresees."""
+    raise ContextOverflow(prompt_tokens=9, max_context=8)
+
+
+def without_package() -> None:
+    """Need a package that is not installed."""
+    import a_package_that_nobody_has  # noqa: F401
+
+
+def interrupted() -> None:
+    """Be interrupted at the keyboard."""
+    signal.raise_signal(signal.SIGINT)
+
+
+def terminated() -> None:
+    """Be asked to end."""
+    signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.fixture(autouse=True)
+def _restore_signals():
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture
+def polar(capsys, monkeypatch):
+    """Run the command line; returns exit code, standard output and standard error."""
+
+    def run(*arguments: str, command=None) -> tuple[int, str, str]:
+        if command is not None:
+            target = f"{__name__}:{command.__name__}"
+            monkeypatch.setitem(app.COMMANDS, "trial", app.Command(target, "A trial."))
+            arguments = ("trial", *arguments)
+        with pytest.raises(SystemExit) as ended:
+            app.main(arguments)
+        told = capsys.readouterr()
+        return int(ended.value.code or 0), told.out, told.err
+
+    return run
+
+
+def test_the_version_is_told(polar):
+    assert polar("--version") == (0, f"polar {__version__}\n", "")
+
+
+def test_the_help_lists_every_command(polar):
+    code, told, _ = polar("--help")
+
+    assert code == 0
+    assert all(name in told for name in app.COMMANDS)
+
+
+@pytest.mark.parametrize("name", list(app.COMMANDS))
+def test_the_help_of_every_command_has_examples(polar, name):
+    code, told, _ = polar(name, "--help")
+
+    assert code == 0
+    assert "Examples:" in told
+    assert f"polar {name}" in told.split("Examples:")[1]
+
+
+def test_an_error_is_one_message_and_its_exit_code(polar):
+    code, told, error = polar(command=overflowing)
+
+    assert (code, told) == (4, "")
+    assert error == (
+        "error: the prompt has 9 tokens, the model's context window 8\n"
+        "  fix: Shorten the conversation or use a model with a longer context.\n"
+    )
+
+
+@pytest.mark.parametrize("flag", ["--debug", None])
+def test_a_stack_trace_is_shown_only_when_asked_for(polar, monkeypatch, flag):
+    monkeypatch.delenv("POLAR_DEBUG", raising=False)
+
+    code, _, error = polar(*([flag] if flag else []), command=broken)
+
+    assert code == 70
+    assert ("Traceback" in error) == (flag is not None)
+    assert "nobody foresaw this" in error
+    assert "--debug" in error
+
+
+def test_a_missing_package_is_told_with_what_to_install(polar):
+    code, _, error = polar(command=without_package)
+
+    assert code == 3
+    assert "a_package_that_nobody_has is not installed" in error
+    assert "polar-rl[train]" in error
+
+
+@pytest.mark.parametrize("command", [interrupted, terminated])
+def test_an_interrupt_and_a_termination_end_alike(polar, command):
+    code, _, error = polar(command=command)
+
+    assert code == 130
+    assert "Traceback" not in error
+
+
+def test_an_unknown_command_is_a_wrong_flag(polar):
+    code, _, error = polar("trian")
+
+    assert code == 2
+    assert "trian" in error
+
+
+def test_a_flag_after_a_double_dash_is_the_harness_own():
+    assert app.take_debug(["rollout", "--", "x", "--debug"]) == (
+        ["rollout", "--", "x", "--debug"],
+        False,
+    )
+
+
+@pytest.mark.parametrize("command", ["", "--help", "train", "rollout", "show", "doctor"])
+def test_light_commands_do_not_import_torch(command):
+    arguments = [command, "--help"] if command and command != "--help" else [command]
+    program = (
+        "import sys\nfrom polar.cli.app import main\n"
+        f"try: main({arguments!r})\n"
+        "except SystemExit: pass\n"
+        "assert 'torch' not in sys.modules, 'torch'\n"
+        "assert 'transformers' not in sys.modules, 'transformers'\n"
+    )
+
+    subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.DEVNULL)

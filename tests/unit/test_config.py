@@ -1,0 +1,258 @@
+"""The config of a run: strict, told all at once, read back as it was written."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, ConfigDict
+
+from polar import engines, harnesses, runtimes
+from polar.config import (
+    Environment,
+    RunConfig,
+    environment,
+    load_config,
+    parse_config,
+    write_config,
+)
+from polar.config.documents import parse_value
+from polar.config.families import implementation_names, settings_model
+from polar.config.reference import field_docs, reference, run_reference
+from polar.errors import ConfigError
+from polar.harnesses.settings import PiSettings, ShellSettings
+
+ROOT = Path(__file__).parents[2]
+
+
+class Tuning(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    lr: float = 1e-6
+    """How far | a step goes,
+    and no further."""
+    betas: tuple[float, float] = (0.9, 0.98)
+    """Decay."""
+    folder: Path | None = None
+    """Where."""
+
+
+def refusal(*overrides: str, path: Path | None = None) -> str:
+    with pytest.raises(ConfigError) as refused:
+        load_config(path, overrides, RunConfig)
+    return str(refused.value)
+
+
+def written(tmp_path, name: str, text: str) -> Path:
+    path = tmp_path / name
+    path.write_text(text)
+    return path
+
+
+def test_without_a_file_everything_has_its_default():
+    config = load_config(None, (), RunConfig)
+
+    assert config.model == "smollm2-135m"
+    assert config.harness.name == "mini_swe_agent"
+    assert config.engine.name == "embedded"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("run.yaml", "seed: 7\ntrain:\n  lr: 1e-5\n  betas: [0.8, 0.9]\n"),
+        ("run.toml", "seed = 7\n[train]\nlr = 1e-5\nbetas = [0.8, 0.9]\n"),
+        ("run.json", '{"seed": 7, "train": {"lr": 1e-5, "betas": [0.8, 0.9]}}'),
+    ],
+)
+def test_yaml_toml_and_json_say_the_same(tmp_path, name, text):
+    config = load_config(written(tmp_path, name, text), (), RunConfig)
+
+    assert (config.seed, config.train.lr, config.train.betas) == (7, 1e-5, (0.8, 0.9))
+
+
+def test_an_override_wins_over_the_file(tmp_path):
+    path = written(tmp_path, "run.yaml", "train: {lr: 1e-5}\nseed: 1\n")
+
+    config = load_config(path, ["train.lr=3e-6", "loop.warm_start.sessions=8"], RunConfig)
+
+    assert (config.train.lr, config.seed, config.loop.warm_start.sessions) == (3e-6, 1, 8)
+
+
+def test_overrides_leave_the_data_they_are_applied_to_alone():
+    data = {"train": {"lr": 1e-5}}
+
+    parse_config(data, RunConfig, where="a test", overrides=["train.lr=1"])
+
+    assert data == {"train": {"lr": 1e-5}}
+
+
+def test_the_settings_of_a_section_are_those_of_what_it_names():
+    pi = load_config(None, ["harness.name=pi", "harness.settings.max_tokens=9"], RunConfig)
+    shell = load_config(None, ["harness.name=shell", "harness.settings.command=x"], RunConfig)
+
+    assert pi.harness.settings == PiSettings(max_tokens=9)
+    assert shell.harness.settings == ShellSettings(command="x")
+
+
+def test_an_unknown_key_is_told_with_its_file_and_the_nearest_one(tmp_path):
+    path = written(tmp_path, "run.yaml", "train: {lrr: 1e-5}\n")
+
+    told = refusal(path=path)
+
+    assert str(path) in told
+    assert "`train.lrr`" in told
+    assert "Did you mean `lr`?" in told
+
+
+def test_an_unknown_key_of_a_harness_is_told_with_the_nearest_one():
+    told = refusal("harness.settings.step_limt=4")
+
+    assert "`harness.settings.step_limt`" in told
+    assert "Did you mean `step_limit`?" in told
+
+
+def test_a_wrong_type_is_told_with_what_is_there_and_what_should_be():
+    told = refusal("train.lr=fast")
+
+    assert "`train.lr` is 'fast'" in told
+    assert "valid number" in told
+
+
+def test_all_problems_are_told_at_once():
+    told = refusal("train.lrr=1", "seed=x", "harness.settings.step_limt=1", "loop.steps=-1")
+
+    assert "4 settings are wrong" in told
+    for key in ("train.lrr", "seed", "harness.settings.step_limt", "loop.steps"):
+        assert f"`{key}`" in told
+
+
+def test_a_needed_setting_that_is_missing_is_named():
+    assert "`harness.settings.command` is missing" in refusal("harness.name=shell")
+
+
+@pytest.mark.parametrize("section", ["engine", "harness", "runtime"])
+def test_an_unknown_implementation_is_told_with_the_file(tmp_path, section):
+    path = written(tmp_path, "run.yaml", f"{section}: {{name: nothing}}\n")
+
+    told = refusal(path=path)
+
+    assert "nothing" in told
+    assert str(path) in told
+
+
+@pytest.mark.parametrize("override", ["train", "=1", "train.=1", ".lr=1", "seed.x=1"])
+def test_an_override_that_sets_nothing_is_refused(override):
+    assert "seed: 1" not in refusal("seed=1", override)
+
+
+def test_another_distribution_than_the_sampled_one_cannot_be_trained_on():
+    assert "`rollout.temperature` is 1.0" in refusal("train.temperature=0.7")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("run.yaml", "seed: [1", "run.yaml:1"),
+        ("run.yaml", "seed: 1\nseed: 2\n", "there twice"),
+        ("run.yaml", "- 1\n", "not an object"),
+        ("run.toml", "seed =", "not valid TOML"),
+        ("run.json", "{", "not valid JSON"),
+        ("run.ini", "", "not in '.ini'"),
+    ],
+)
+def test_a_broken_file_is_one_clear_error(tmp_path, name, text, told):
+    assert told in refusal(path=written(tmp_path, name, text))
+
+
+def test_a_missing_file_is_one_clear_error(tmp_path):
+    assert "no such config file" in refusal(path=tmp_path / "run.yaml")
+
+
+def test_an_empty_file_is_all_defaults(tmp_path):
+    assert load_config(written(tmp_path, "run.yaml", ""), (), RunConfig).seed == 0
+
+
+@given(st.one_of(st.integers(), st.booleans(), st.floats(allow_nan=False, allow_infinity=False)))
+def test_values_are_read_as_json_writes_them(value):
+    assert parse_value(json.dumps(value)) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1e-5", 1e-5), ("-2E3", -2000.0), ("1.5e+2", 150.0), ("2026-01-02", "2026-01-02")],
+)
+def test_numbers_with_an_exponent_are_numbers_and_dates_are_text(text, value):
+    assert parse_value(text) == value
+
+
+def test_a_written_config_is_read_back_equal(tmp_path):
+    overrides = ["harness.name=pi", "train.lora={rank: 4}", "engine.name=vllm", "loop.minutes=3"]
+    config = load_config(None, overrides, RunConfig)
+
+    write_config(tmp_path / "config.yaml", config)
+
+    again = load_config(tmp_path / "config.yaml", (), RunConfig)
+    assert again.model_dump() == config.model_dump()
+
+
+def test_paths_are_absolute_so_that_a_run_resumes_from_anywhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+
+    config = load_config(None, ["tasks.train=t.jsonl", "model=model"], RunConfig)
+
+    assert config.tasks.train == tmp_path / "t.jsonl"
+    assert config.model == str(tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    ("section", "family"), [("engine", engines), ("harness", harnesses), ("runtime", runtimes)]
+)
+def test_every_implementation_has_settings(section, family):
+    assert set(family.names()) <= set(implementation_names(section))
+    for name in implementation_names(section):
+        assert issubclass(settings_model(section, name), BaseModel)
+
+
+def test_the_environment_has_defaults():
+    assert environment({}) == Environment(Path("~/.cache/polar").expanduser(), debug=False)
+
+
+def test_the_environment_is_read_where_it_is_set():
+    found = environment({"POLAR_CACHE": "/somewhere", "POLAR_DEBUG": "1"})
+
+    assert found == Environment(Path("/somewhere"), debug=True)
+
+
+def test_the_reference_tells_type_default_and_meaning():
+    page = reference({"tuning": Tuning})
+
+    assert "| `lr` | number | `1e-06` | How far \\| a step goes, and no further. |" in page
+    assert "| `betas` | [number, number] | `[0.9, 0.98]` | Decay. |" in page
+    assert "| `folder` | path or null | `null` | Where. |" in page
+
+
+def test_a_field_that_does_not_say_what_it_means_is_refused():
+    class Silent(BaseModel):
+        lr: float = 1.0
+
+    with pytest.raises(ValueError, match="lr"):
+        field_docs(Silent)
+
+
+def test_the_page_of_all_settings_is_up_to_date():
+    page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+
+    assert run_reference() in page, "run `make docs`"
+
+
+def test_reading_a_config_does_not_import_torch():
+    program = "import sys, polar.config as c; c.load_config(None, (), c.RunConfig)"
+
+    subprocess.run(
+        [sys.executable, "-c", f"{program}; assert 'torch' not in sys.modules"], check=True
+    )
