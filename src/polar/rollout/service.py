@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal, assert_never
 
 from polar import trajectory
-from polar.errors import JournalError, PolarError
+from polar.errors import JournalError, PolarError, RuntimeFailed
 from polar.evaluators import from_spec
 from polar.evaluators.base import Evaluation
 from polar.gateway import Gateway, SessionPolicy
@@ -38,7 +38,8 @@ from polar.types import (
 
 __all__ = ["Plan", "Rollout", "SessionEvent", "reward_of"]
 
-_FINAL_STATES = ("completed", "failed", "timed_out")
+_RECHECK_S = 0.05
+"""A run's budget is looked at no more often: the time paused is known only up to now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +53,8 @@ class Plan:
     """`train`, `heldout_before`, ...: names the sessions, kept in the journal."""
     step: int = 0
     weight_version: int | None = None
-    """Sessions that an earlier process of the run finished are taken over from the journal when
-    these weights alone sampled them; absent: none is, all run anew."""
+    """Weights that are served. Sessions that an earlier process of the run finished are taken
+    over from the journal when these weights alone sampled them; absent: whichever did."""
 
     def session_id(self, task_index: int, sample: int) -> SessionId:
         """Name a session; the same plan names the same sessions after a restart."""
@@ -128,7 +129,7 @@ class Rollout:
         self._runtime = runtime
         self._harness = harness
         self._journal = journal
-        self._work_root = work_root
+        self._work_root = work_root.absolute()
         self._model_name = model_name
         self._settings = settings
         self._on_event = on_event
@@ -146,6 +147,7 @@ class Rollout:
 
         Raises:
             JournalError: The journal can no longer be written; nothing unrecorded was sent.
+            FidelityError: The calls of a session contradict each other.
         """
         known = await self._known(plan)
         finished: asyncio.Queue[Group | BaseException] = asyncio.Queue()
@@ -162,19 +164,18 @@ class Rollout:
             except BaseExceptionGroup as errors:
                 finished.put_nowait(errors.exceptions[0])
 
-        async with asyncio.TaskGroup() as groups:
-            tasks = [
-                groups.create_task(run_group(index, task)) for index, task in enumerate(plan.tasks)
-            ]
-            try:
-                for _ in plan.tasks:
-                    item = await finished.get()
-                    if isinstance(item, BaseException):
-                        raise item
-                    yield item
-            finally:
-                for running in tasks:
-                    running.cancel()
+        # No TaskGroup here: it would wrap what is raised, and GeneratorExit, in a group.
+        running = [asyncio.create_task(run_group(*each)) for each in enumerate(plan.tasks)]
+        try:
+            for _ in plan.tasks:
+                item = await finished.get()
+                if isinstance(item, BaseException):
+                    raise item
+                yield item
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
 
     async def collect_all(self, plan: Plan) -> tuple[Group, ...]:
         """Run a plan to its end; groups come in the plan's order."""
@@ -203,7 +204,7 @@ class Rollout:
         for attempt in range(first, first + self._settings.max_attempts):
             session = replace(session, attempt=attempt, key=self._new_key())
             outcome = await self._attempt(plan, task, session)
-            if not isinstance(outcome, Failed):
+            if _is_graded(outcome):
                 break
         done = await self._trajectory(task, session, outcome)
         state = _state_of(outcome)
@@ -212,14 +213,15 @@ class Rollout:
 
     async def _take_over(self, plan: Plan, task: Task, record: SessionRecord) -> Trajectory | None:
         """Use a session that an earlier process finished, if the same weights sampled it."""
-        if record.state not in _FINAL_STATES or record.outcome is None:
+        if record.outcome is None or not _is_graded(record.outcome):
             return None
-        if record.session.task_id != task.id or isinstance(record.outcome, Failed):
+        if record.session.task_id != task.id:
             return None
-        calls = await self._journal.calls(record.session.id, record.session.attempt)
-        versions = {int(v) for call in calls for v in call.weight_versions}
-        if versions != {plan.weight_version}:
-            return None
+        if plan.weight_version is not None:
+            calls = await self._journal.calls(record.session.id, record.session.attempt)
+            versions = {int(v) for call in calls for v in call.weight_versions}
+            if versions != {plan.weight_version}:
+                return None
         done = await self._trajectory(task, record.session, record.outcome)
         self._on_event(SessionEvent(record.session.id, _state_of(record.outcome), done))
         return done
@@ -231,7 +233,9 @@ class Rollout:
         stage: Stage = "preparing"
         try:
             async with AsyncExitStack() as stack:
-                stack.callback(shutil.rmtree, work_dir, ignore_errors=True)
+                stack.push_async_callback(
+                    asyncio.to_thread, shutil.rmtree, work_dir, ignore_errors=True
+                )
                 async with self._preparing:
                     await self._ready.acquire()
                     release_ready = _Once(self._ready.release)
@@ -312,7 +316,7 @@ class Rollout:
                 used = loop.time() - started - (self._gateway.paused_s() - paused)
                 if used >= budget_s:
                     return _Running(None)
-                done, _ = await asyncio.wait({process}, timeout=budget_s - used)
+                done, _ = await asyncio.wait({process}, timeout=max(budget_s - used, _RECHECK_S))
                 if done:
                     return _Running(process.result())
         finally:
@@ -323,17 +327,29 @@ class Rollout:
     async def _grade(
         self, task: Task, session: Session, work_dir: Path, ended: _Running
     ) -> Outcome:
-        usage = self._gateway.usage(session.id)
-        if usage.calls == 0 and ended.result is not None:
-            tail = (ended.result.stderr or ended.result.stdout).strip()[-500:]
-            return Failed(
-                "running", f"the harness made no model call (exit {ended.result.exit_code}): {tail}"
-            )
+        if ended.result is not None and (broken := await self._broken(session, ended.result)):
+            return Failed("running", broken)
+        evaluator = from_spec(task.evaluator)
         async with asyncio.timeout(task.limits.grade_s):
-            grade = await from_spec(task.evaluator).grade(Evaluation(task, work_dir, self._runtime))
+            try:
+                grade = await evaluator.grade(Evaluation(task, work_dir, self._runtime))
+            except (PolarError, TimeoutError):
+                raise
+            except Exception as error:  # a grader may be anyone's code
+                return Failed("grading", f"the grader broke: {error!r}")
         if ended.result is None:
             return TimedOut("running", grade)
         return Completed(grade, ended.result.exit_code)
+
+    async def _broken(self, session: Session, result: ExecResult) -> str | None:
+        """Say how a session ended through no doing of the model; None when it did not."""
+        calls = await self._journal.calls(session.id, session.attempt)
+        if not calls:
+            tail = (result.stderr or result.stdout).strip()[-500:]
+            return f"the harness made no model call (exit {result.exit_code}): {tail}"
+        if calls[-1].finish_reason == "error":
+            return f"the engine failed in the last call, {calls[-1].id}"
+        return None
 
     async def _trajectory(self, task: Task, session: Session, outcome: Outcome) -> Trajectory:
         calls = await self._journal.calls(session.id, session.attempt)
@@ -380,7 +396,21 @@ def _state_of(outcome: Outcome) -> Literal["completed", "failed", "timed_out"]:
             assert_never(outcome)
 
 
+def _is_graded(outcome: Outcome) -> bool:
+    """Tell a session that says something about the model from one that has to run again."""
+    return isinstance(outcome, Completed) or (
+        isinstance(outcome, TimedOut) and outcome.grade is not None
+    )
+
+
 def _lay_files(work_dir: Path, files: Mapping[str, str]) -> None:
-    shutil.rmtree(work_dir, ignore_errors=True)
-    work_dir.mkdir(parents=True)
-    lay_out(files, work_dir)
+    try:
+        shutil.rmtree(work_dir, ignore_errors=True)
+        work_dir.mkdir(parents=True)
+        lay_out(files, work_dir)
+    except OSError as error:
+        raise RuntimeFailed(
+            f"the work folder cannot be made: {error}",
+            where=str(work_dir),
+            fix="Check free space and permissions there.",
+        ) from error
