@@ -19,10 +19,10 @@ from polar.config.families import settings_model
 from polar.errors import PolarError
 from polar.harnesses.base import Harness
 
-__all__ = ["Finding", "check_machine"]
+__all__ = ["NEEDED_DISK_GB", "Finding", "check_machine"]
 
 _NEEDED_MEMORY_GB = 6
-_NEEDED_DISK_GB = 4
+NEEDED_DISK_GB = 4
 _NEEDED_NODE = 20
 _ASK_S = 20
 _TRAINING = "pip install 'polar-rl[train]'"
@@ -101,8 +101,8 @@ def _disk(subject: str, folder: Path) -> Finding:
             ", or set POLAR_CACHE to another folder." if subject == "cache folder" else "."
         )
         return Finding(subject, "fail", f"{folder} cannot be written: {error.strerror}", fix)
-    if free_gb < _NEEDED_DISK_GB:
-        return Finding(subject, "warn", found, f"Free {_NEEDED_DISK_GB} GB before a run.")
+    if free_gb < NEEDED_DISK_GB:
+        return Finding(subject, "warn", found, f"Free {NEEDED_DISK_GB} GB before a run.")
     return Finding(subject, "ok", found)
 
 

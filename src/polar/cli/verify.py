@@ -19,7 +19,15 @@ from polar.engines import read_tape
 from polar.errors import FidelityError
 from polar.rollout.settings import RolloutSettings
 from polar.store import JournalReader, read_journal
-from polar.trajectory import BuildPolicy, Built, build, check, check_tape, from_table
+from polar.trajectory import (
+    BuildPolicy,
+    Built,
+    TapeRecord,
+    build,
+    check,
+    check_tape,
+    from_table,
+)
 from polar.types import Call, SessionId, Trace, Trajectory
 
 __all__ = ["Verification", "verify", "verify_run"]
@@ -163,7 +171,10 @@ def _compare_tape(folder: RunFolder, calls: Iterable[Call], found: Verification)
     if not folder.tape.is_file():
         found.violations.append(f"{folder.tape.name} is missing: the engine's view is not known")
         return
-    records = list(read_tape(folder.tape))
+    records = [
+        TapeRecord(entry.prompt_sha256, entry.prompt_tokens, entry.token_ids, entry.logprobs)
+        for entry in read_tape(folder.tape)
+    ]
     try:
         check_tape(calls, records)
     except FidelityError as error:

@@ -1,0 +1,115 @@
+"""`polar show`: the conversation as it was sampled, in colours, with what became of it."""
+
+import re
+
+import pytest
+from run_folders import FIRST, SECOND, write_run
+
+from polar.cli import app, console
+from polar.cli.show import pieces
+from polar.errors import JournalError
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("show")
+    write_run(folder)
+    return folder
+
+
+@pytest.fixture
+def show(root, capsys, monkeypatch):
+    monkeypatch.chdir(root)
+    monkeypatch.setattr(console.console, "_width", 200)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            app.main(["show", *arguments])
+        told = capsys.readouterr()
+        return int(ended.value.code or 0), told.out, told.err
+
+    return run
+
+
+def test_a_session_of_the_newest_run_is_shown(show):
+    code, told, _ = show(FIRST)
+
+    assert code == 0
+    assert "call 0 main" in told
+    assert "extends call 0" in told
+    assert "cat a" in told
+    assert "reward 0.5" in told
+
+
+def test_the_beginning_of_an_id_is_enough_when_one_session_has_it(show):
+    assert "call 0 main" in show(FIRST[:-1] + "1")[1]
+
+
+def test_a_shared_beginning_lists_the_sessions(show):
+    code, told, _ = show("train")
+
+    assert code == 0
+    assert FIRST in told
+    assert SECOND in told
+    assert "call 0" not in told
+
+
+def test_what_the_parent_call_held_is_not_shown_again(show):
+    _, told, _ = show(FIRST)
+
+    assert told.count("number 0 of") == 1
+
+
+def test_a_fork_and_a_call_that_does_not_train_are_told(show):
+    _, told, _ = show(SECOND)
+
+    assert "forks: new_conversation" in told
+    assert "not trained: kind_auxiliary" in told
+
+
+def test_what_a_model_wrote_cannot_steer_the_terminal(show):
+    for session in (FIRST, SECOND):
+        assert "\x1b" not in show(session)[1]
+    assert "\N{SYMBOL FOR ESCAPE}[2J" in show(FIRST)[1]
+
+
+def test_logprobs_shade_every_token_and_change_no_text(show):
+    plain, shaded = show(FIRST)[1], show(FIRST, "--logprobs")[1]
+
+    assert "p > 0.9" in shaded
+    assert plain.splitlines()[2:] == shaded.splitlines()[2:]
+
+
+def test_an_unknown_session_is_one_clear_error(show):
+    code, _, error = show("nobody")
+
+    assert code == JournalError.exit_code
+    assert "nobody" in error
+
+
+def test_without_a_run_folder_the_error_says_how_to_make_one(show, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+
+    code, _, error = show(FIRST)
+
+    assert code == 2
+    assert "polar demo" in error
+
+
+def decode_utf8(token_ids) -> str:
+    return bytes(token_ids).decode(errors="replace")
+
+
+@pytest.mark.parametrize("text", ["abc", "é", "a🙂b", ""])
+def test_pieces_are_whole_characters_and_lose_nothing(text):
+    found = pieces(list(text.encode()), decode_utf8)
+
+    assert "".join(piece for piece, _ in found) == text
+    assert sum(count for _, count in found) == len(text.encode())
+
+
+def test_pieces_of_a_reply_cut_within_a_character_lose_no_token():
+    found = pieces(list("a🙂".encode())[:-1], decode_utf8)
+
+    assert sum(count for _, count in found) == 4
+    assert re.fullmatch("a\N{REPLACEMENT CHARACTER}+", "".join(piece for piece, _ in found))

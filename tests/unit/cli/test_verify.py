@@ -1,0 +1,131 @@
+"""`polar verify`: finds a single token that is missing, doubled, altered or invented."""
+
+import shutil
+import sqlite3
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+from run_folders import FIRST, write_run
+
+from polar.cli import app
+from polar.cli.run_folder import RunFolder
+from polar.cli.verify import verify_run
+from polar.errors import FidelityError, JournalError
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory) -> Path:
+    return write_run(tmp_path_factory.mktemp("verify"))
+
+
+@pytest.fixture
+def run(written, tmp_path) -> Path:
+    return Path(shutil.copytree(written, tmp_path / "run"))
+
+
+def rewrite(path: Path, column: str, change) -> None:
+    table = parquet.read_table(path)
+    values = table.column(column).to_pylist()
+    change(values)
+    index = table.schema.get_field_index(column)
+    field = table.schema.field(index)
+    parquet.write_table(table.set_column(index, field, pa.array(values, field.type)), path)
+
+
+def violations(run: Path) -> str:
+    return "\n".join(verify_run(RunFolder(run)).violations)
+
+
+def test_a_sound_run_has_no_violation_and_every_token_is_accounted_for(run):
+    found = verify_run(RunFolder(run))
+
+    assert found.violations == []
+    assert found.counts["calls"] == 4
+    assert found.counts["trajectories equal to the rebuilt ones"] == 2
+    assert found.counts["requests on the engine's tape, each a call"] == 4
+    dropped = found.counts["tokens dropped, each for a counted reason"]
+    assert dropped > 0
+    assert found.counts["tokens kept"] + dropped == found.counts["sampled tokens"]
+
+
+@pytest.mark.parametrize("column", ["token_ids", "logprobs", "weight_versions"])
+def test_a_single_altered_value_in_a_trace_is_found(run, column):
+    def change(rows) -> None:
+        rows[0][-1] += 1
+
+    rewrite(run / "trajectories" / "step-00001.parquet", column, change)
+
+    assert FIRST in violations(run)
+
+
+def test_a_single_token_missing_from_a_trace_is_found(run):
+    path = run / "trajectories" / "step-00001.parquet"
+    for column in ("token_ids", "loss_mask", "logprobs", "weight_versions"):
+        rewrite(path, column, lambda rows: rows[0].pop())
+
+    assert FIRST in violations(run)
+
+
+def test_a_context_token_that_is_trained_is_found(run):
+    def change(rows) -> None:
+        rows[0][0] = True
+
+    rewrite(run / "trajectories" / "step-00001.parquet", "loss_mask", change)
+
+    assert FIRST in violations(run)
+
+
+def test_a_trajectory_of_no_session_is_found(run):
+    def change(rows) -> None:
+        rows[0] = "nobody"
+
+    rewrite(run / "trajectories" / "step-00001.parquet", "session_id", change)
+
+    assert "nobody" in violations(run)
+
+
+def test_a_call_that_the_engine_never_answered_is_found(run):
+    tape = run / "engine.tape"
+    tape.write_bytes(tape.read_bytes()[:-1])
+
+    assert "engine.tape" in violations(run)
+
+
+def test_a_call_lost_from_the_journal_is_found(run):
+    with sqlite3.connect(run / "journal.sqlite") as journal:
+        last = "SELECT max(ordinal) FROM calls"
+        journal.execute(f"DELETE FROM calls WHERE ordinal = ({last})")
+    journal.close()
+
+    assert "engine.tape" in violations(run)
+
+
+def test_a_missing_tape_is_a_violation(run):
+    (run / "engine.tape").unlink()
+
+    assert "engine.tape is missing" in violations(run)
+
+
+@pytest.mark.parametrize("sound", [True, False])
+def test_the_exit_code_tells_whether_anything_is_violated(run, capsys, sound):
+    if not sound:
+        (run / "engine.tape").unlink()
+
+    with pytest.raises(SystemExit) as ended:
+        app.main(["verify", str(run)])
+
+    told = capsys.readouterr()
+    assert (ended.value.code or 0) == (0 if sound else FidelityError.exit_code)
+    assert "no violation" in told.out if sound else "violation:" in told.err
+
+
+def test_a_folder_that_is_no_run_is_one_clear_error(tmp_path, capsys):
+    (tmp_path / "config.yaml").write_text("model: x\nrollout: {}\n")
+
+    with pytest.raises(SystemExit) as ended:
+        app.main(["verify", str(tmp_path)])
+
+    assert ended.value.code == JournalError.exit_code
+    assert "no journal" in capsys.readouterr().err
