@@ -13,6 +13,7 @@ from polar import engines, harnesses, models, runtimes
 from polar.config import RunConfig
 from polar.engines.base import Engine
 from polar.engines.taped import TapedEngine
+from polar.errors import ConfigError
 from polar.gateway import Gateway
 from polar.harnesses.base import Harness
 from polar.rendering import load_renderer
@@ -20,7 +21,7 @@ from polar.rendering.base import Renderer
 from polar.rollout import ExpertEngine, Plan, Rollout, SessionEvent
 from polar.runtimes.base import Runtime
 from polar.store import SqliteJournal
-from polar.types import Group, Task
+from polar.types import Group, Message, Task
 
 if TYPE_CHECKING:
     from polar.train import Trainer
@@ -49,23 +50,40 @@ class Parts:
         self, tasks: Sequence[Task], *, samples: int, phase: str, step: int
     ) -> tuple[Group, ...]:
         """Run sessions of the policy."""
-        return await self.rollout.collect_all(Plan(tuple(tasks), samples, phase, step))
+        version = None if self.trainer is None else self.trainer.weight_version
+        plan = Plan(tuple(tasks), samples, phase, step, weight_version=version)
+        return await self.rollout.collect_all(plan)
 
     async def collect_expert(
         self, tasks: Sequence[Task], *, samples: int, phase: str, step: int
     ) -> tuple[Group, ...]:
-        """Run the expert's sessions, through the same harness and gateway code."""
+        """Run the expert's sessions, through the same harness and gateway code.
+
+        Raises:
+            ConfigError: A task has no expert, or the harness cannot be played by one.
+        """
         assert self.expert is not None
         engine, rollout = self.expert
-        plan = Plan(tuple(tasks), samples, phase, step)
+        plan = Plan(tuple(tasks), samples, phase, step, weight_version=0)
         engine.prepare(
             {
-                plan.session_id(index, sample): self.harness.expert_turns(task.expert)
+                plan.session_id(index, sample): self._expert_turns(task)
                 for index, task in enumerate(plan.tasks)
                 for sample in range(samples)
             }
         )
         return await rollout.collect_all(plan)
+
+    def _expert_turns(self, task: Task) -> tuple[Message, ...]:
+        turns = self.harness.expert_turns(task.expert) if task.expert else ()
+        if not turns:
+            lacking = f"the harness {self.harness.name}" if task.expert else f"task {task.id!r}"
+            raise ConfigError(
+                f"{lacking} has no expert to learn from",
+                where="loop.warm_start",
+                fix="Set loop.warm_start.sessions to 0.",
+            )
+        return turns
 
 
 class EngineSync:
@@ -115,8 +133,8 @@ async def compose(
     renderer = await asyncio.to_thread(load_renderer, str(model_dir))
     async with AsyncExitStack() as stack:
         engine, trainer = await asyncio.to_thread(_engine_and_trainer, config, model_dir, training)
-        stack.push_async_callback(engine.aclose)
         taped = TapedEngine(engine, run_dir / "engine.tape")
+        stack.push_async_callback(taped.aclose)
         journal = await stack.enter_async_context(
             SqliteJournal.open(run_dir / "journal.sqlite", settings=config.journal)
         )
@@ -143,8 +161,9 @@ async def compose(
         expert = None
         if training and config.loop.warm_start.sessions:
             scripted = ExpertEngine(renderer.reply_ids)
-            _, expert_rollout = await serve(TapedEngine(scripted, run_dir / "engine.tape"))
-            expert = (scripted, expert_rollout)
+            taped_expert = TapedEngine(scripted, run_dir / "expert.tape")
+            stack.push_async_callback(taped_expert.aclose)
+            expert = (scripted, (await serve(taped_expert))[1])
         yield Parts(
             config=config,
             run_dir=run_dir,
@@ -173,9 +192,8 @@ def _engine_and_trainer(
 
     model = load_model(model_dir)
     trainer = Trainer(model, config.train) if training else None
-    return make(model, config.engine.settings) if embedded else make(
-        config.engine.settings
-    ), trainer
+    engine = make(model, config.engine.settings) if embedded else make(config.engine.settings)
+    return engine, trainer
 
 
 def _runtime(config: RunConfig, say: Callable[[str], None]) -> Runtime:

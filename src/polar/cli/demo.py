@@ -12,7 +12,6 @@ from polar.cli.console import console
 from polar.cli.install import install_harness
 from polar.cli.train import new_run_dir, run_training
 from polar.config import RunConfig, environment, parse_config
-from polar.config.documents import parse_value
 
 __all__ = ["demo", "demo_config"]
 
@@ -105,11 +104,4 @@ def demo_config(  # noqa: PLR0913 - one parameter a flag
     }
     if harness in _HARNESS_SETTINGS:
         data["harness"]["settings"]["cache"] = str(environment().cache)
-    for override in overrides:
-        key, _, text = override.partition("=")
-        *sections, last = key.split(".")
-        inner = data
-        for section in sections:
-            inner = inner.setdefault(section, {})
-        inner[last] = parse_value(text)
-    return parse_config(data, RunConfig, where="the demo's flags")
+    return parse_config(data, RunConfig, where="the demo's flags", overrides=overrides)

@@ -117,6 +117,8 @@ class LiveView:
 
     def step(self, row: Mapping[str, object], *, steps: int) -> None:
         """Print the line of a finished step."""
+        gap = row["logprob_gap_mean"]
+        difference = "none sampled by these weights" if gap is None else f"{gap:.1e}"
         self.say(
             f"step [bold]{row['step']:>3}[/bold]/{steps}"
             f"  reward [bold cyan]{row['reward_mean']:.3f}[/bold cyan]"
@@ -125,7 +127,7 @@ class LiveView:
             f"  kept {row['kept_share']:.1%}"
             f"  rollout {row['rollout_s']:.1f} s"
             f"  train {row['train_s']:.1f} s"
-            f"  |Δlogprob| {row['engine_gap_mean']:.1e}"
+            f"  |Δlogprob| {difference}"
         )
 
     def _show_sessions(self) -> None:

@@ -13,8 +13,8 @@ from polar.cli.console import console
 from polar.cli.install import install_harness
 from polar.cli.live import LiveView
 from polar.cli.train import new_run_dir
+from polar.cli.work import claimed, write_trajectories
 from polar.config import RunConfig, environment, load_config, write_config
-from polar.errors import ConfigError
 from polar.evaluators import check_tasks
 from polar.tasks import read_tasks
 from polar.types import Group, Task
@@ -25,12 +25,13 @@ __all__ = ["rollout"]
 def rollout(  # noqa: PLR0913, PLR0917 - one parameter a flag
     tasks: Annotated[Path, typer.Argument(help="Task file, JSON lines.")],
     harness: Annotated[
-        str, typer.Option("--harness", "-H", help="The agent program.")
-    ] = "mini_swe_agent",
+        str | None,
+        typer.Option("--harness", "-H", help="The agent program; default mini_swe_agent."),
+    ] = None,
     samples: Annotated[int, typer.Option("--samples", "-n", min=1, help="Sessions a task.")] = 1,
-    model: Annotated[str, typer.Option(help="A known name, a folder, or a hub id.")] = (
-        "smollm2-135m"
-    ),
+    model: Annotated[
+        str | None, typer.Option(help="A known name, a folder, or a hub id; default smollm2-135m.")
+    ] = None,
     engine_url: Annotated[
         str | None, typer.Option(help="A vLLM server; absent: the embedded engine.")
     ] = None,
@@ -51,15 +52,19 @@ def rollout(  # noqa: PLR0913, PLR0917 - one parameter a flag
     """
     found = read_tasks(tasks)
     check_tasks(found)
-    flags = [f"harness.name={harness}", f"model={model}"]
+    flags = [
+        f"{key}={value}"
+        for key, value in (("harness.name", harness), ("model", model))
+        if value is not None
+    ]
     if engine_url is not None:
         flags += ["engine.name=vllm", f"engine.settings.urls=[{engine_url}]"]
     settings = load_config(config, [*flags, *(override or [])], RunConfig)
     folder = run_dir or new_run_dir()
-    folder.mkdir(parents=True, exist_ok=True)
-    write_config(folder / "config.yaml", settings)
-    install_harness(harnesses.load(harness)(settings.harness.settings))
-    groups = asyncio.run(_rollout(settings, folder, found, samples))
+    install_harness(harnesses.load(settings.harness.name)(settings.harness.settings))
+    with claimed(folder):
+        write_config(folder / "config.yaml", settings)
+        groups = asyncio.run(_rollout(settings, folder, found, samples))
     _report(folder, groups)
 
 
@@ -67,7 +72,6 @@ async def _rollout(
     config: RunConfig, run_dir: Path, tasks: tuple[Task, ...], samples: int
 ) -> tuple[Group, ...]:
     from polar.cli.compose import compose
-    from polar.cli.work import write_trajectories
 
     with LiveView(console) as view:
         async with compose(
@@ -102,8 +106,6 @@ def _report(run_dir: Path, groups: tuple[Group, ...]) -> None:
             str(figures.sampled_tokens),
         )
     console.print(table)
-    if not groups:
-        raise ConfigError("no task was run", where=str(run_dir))
     console.print(f"Run folder: [heading]{run_dir}[/heading]")
     first = groups[0].trajectories[0].session_id
     console.print(f"Look at a session: [heading]polar show {first} --run {run_dir}[/heading]")

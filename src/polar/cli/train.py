@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import datetime
@@ -14,15 +13,19 @@ import typer
 
 from polar.cli.console import console
 from polar.cli.live import LiveView
+from polar.cli.work import claimed, load_tasks, write_trajectories
 from polar.config import RunConfig, environment, load_config, write_config
 from polar.errors import ConfigError
-from polar.types import Group
+from polar.types import Group, Task
 
 if TYPE_CHECKING:
     from polar.cli.compose import Parts
     from polar.train.loop import Evaluation
 
 __all__ = ["run_training", "train"]
+
+TaskSplits = tuple[tuple[Task, ...], tuple[Task, ...]]
+"""Tasks to train on, and held-out ones."""
 
 
 def train(
@@ -50,6 +53,12 @@ def train(
             fix="See `polar train --help` for examples.",
         )
     if resume is not None:
+        if not (resume / "journal.sqlite").exists():
+            raise ConfigError(
+                "there is no run to resume",
+                where=str(resume),
+                fix="Name the folder of a run that was interrupted.",
+            )
         settings = load_config(resume / "config.yaml", override or (), RunConfig)
         run_training(settings, resume, resume=True)
     else:
@@ -64,30 +73,32 @@ def new_run_dir() -> Path:
 
 def run_training(config: RunConfig, run_dir: Path, *, resume: bool) -> Mapping[str, object]:
     """Run a training to its end and return its summary."""
-    if not resume and (run_dir / "config.yaml").exists():
-        raise ConfigError(
-            "the run folder holds a run already",
-            where=str(run_dir),
-            fix=f"Go on with `polar train --resume {run_dir}`, or name another folder.",
-        )
-    run_dir.mkdir(parents=True, exist_ok=True)
-    write_config(run_dir / "config.yaml", config)
-    try:
-        return asyncio.run(_train(config, run_dir, resume=resume))
-    except KeyboardInterrupt:
-        console.print(
-            f"\n[yellow]Interrupted.[/yellow] Every finished session is kept. "
-            f"Go on with: [bold]polar train --resume {run_dir}[/bold]",
-            highlight=False,
-        )
-        raise
+    tasks = load_tasks(config.tasks, seed=config.seed)
+    with claimed(run_dir):
+        if not resume and (run_dir / "journal.sqlite").exists():
+            raise ConfigError(
+                "the run folder holds a run already",
+                where=str(run_dir),
+                fix=f"Go on with `polar train --resume {run_dir}`, or name another folder.",
+            )
+        write_config(run_dir / "config.yaml", config)
+        try:
+            return asyncio.run(_train(config, run_dir, tasks, resume=resume))
+        except KeyboardInterrupt:
+            console.print(
+                f"\n[yellow]Interrupted.[/yellow] Every finished session is kept. "
+                f"Go on with: [bold]polar train --resume {run_dir}[/bold]",
+                highlight=False,
+            )
+            raise
 
 
-async def _train(config: RunConfig, run_dir: Path, *, resume: bool) -> Mapping[str, object]:
+async def _train(
+    config: RunConfig, run_dir: Path, tasks: TaskSplits, *, resume: bool
+) -> Mapping[str, object]:
     from polar.cli.compose import compose
     from polar.train.records import write_json
 
-    started = time.monotonic()
     with LiveView(console) as view:
         async with compose(
             config,
@@ -97,24 +108,23 @@ async def _train(config: RunConfig, run_dir: Path, *, resume: bool) -> Mapping[s
             on_event=view.session,
             say=view.say,
         ) as parts:
-            summary = await _run_loop(parts, view, resume=resume, started=started)
+            summary = await _run_loop(parts, view, tasks, resume=resume)
     write_json(run_dir / "summary.json", summary)
     report(run_dir, summary)
     return summary
 
 
 async def _run_loop(
-    parts: Parts, view: LiveView, *, resume: bool, started: float
+    parts: Parts, view: LiveView, tasks: TaskSplits, *, resume: bool
 ) -> Mapping[str, object]:
     from polar.cli.compose import EngineSync
-    from polar.cli.work import load_tasks, write_trajectories
     from polar.train.loop import TrainingLoop
     from polar.train.records import MetricsLog, draw_curve
 
     config, run_dir = parts.config, parts.run_dir
     assert parts.trainer is not None
-    metrics = MetricsLog(run_dir / "metrics.jsonl")
-    train_tasks, heldout_tasks = load_tasks(config.tasks, seed=config.seed)
+    metrics = await asyncio.to_thread(MetricsLog, run_dir / "metrics.jsonl")
+    train_tasks, heldout_tasks = tasks
 
     def record(row: Mapping[str, object]) -> None:
         metrics.add(row)
@@ -150,13 +160,14 @@ async def _run_loop(
         progress=view.training,
     )
     if resume:
-        loop.resume()
-        metrics.cut_after(loop.state.step)
+        await asyncio.to_thread(loop.resume)
+        await asyncio.to_thread(metrics.retain, loop.state.has)
         view.say(f"resuming after step {loop.state.step}")
     before, after = await loop.run()
     with view.doing("writing the checkpoint"):
         await asyncio.to_thread(parts.trainer.save, run_dir / "checkpoints" / "final")
-        draw_curve(
+        await asyncio.to_thread(
+            draw_curve,
             run_dir / "curve.png",
             metrics.rows,
             before,

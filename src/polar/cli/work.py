@@ -2,15 +2,46 @@
 
 from __future__ import annotations
 
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from polar.config import TasksSection
-from polar.errors import ConfigError
+from polar.errors import ConfigError, JournalError
 from polar.evaluators import check_tasks
 from polar.tasks import generate, read_tasks
 from polar.types import Group, Task
 
-__all__ = ["load_tasks", "write_trajectories"]
+__all__ = ["claimed", "load_tasks", "write_trajectories"]
+
+
+@contextmanager
+def claimed(run_dir: Path) -> Iterator[None]:
+    """Make a run folder, and keep other processes out of it until the context is left.
+
+    Raises:
+        ConfigError: It cannot be made, or another process runs in it.
+    """
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        lock = (run_dir / ".lock").open("w")
+    except OSError as error:
+        raise ConfigError(
+            f"the run folder cannot be made: {error}",
+            where=str(run_dir),
+            fix="Name a folder that you may write to.",
+        ) from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ConfigError(
+                "another process is running in the run folder",
+                where=str(run_dir),
+                fix="Wait for it or end it, or name another folder.",
+            ) from error
+        yield
 
 
 def load_tasks(section: TasksSection, *, seed: int) -> tuple[tuple[Task, ...], tuple[Task, ...]]:
@@ -33,13 +64,16 @@ def load_tasks(section: TasksSection, *, seed: int) -> tuple[tuple[Task, ...], t
 
 
 def write_trajectories(run_dir: Path, phase: str, step: int, groups: tuple[Group, ...]) -> None:
-    """Write a collection's trajectories as Parquet, atomically."""
+    """Write a collection's trajectories as Parquet, atomically.
+
+    Raises:
+        JournalError: They cannot be written.
+    """
     from pyarrow import parquet
 
     from polar.trajectory import to_table
 
     folder = run_dir / "trajectories"
-    folder.mkdir(exist_ok=True)
     name = f"step-{step:05d}" if phase == "train" else phase
     table = to_table(
         [trajectory for group in groups for trajectory in group.trajectories],
@@ -47,5 +81,13 @@ def write_trajectories(run_dir: Path, phase: str, step: int, groups: tuple[Group
         step=step,
     )
     temporary = folder / f".{name}.tmp"
-    parquet.write_table(table, temporary)
-    temporary.replace(folder / f"{name}.parquet")
+    try:
+        folder.mkdir(exist_ok=True)
+        parquet.write_table(table, temporary)
+        temporary.replace(folder / f"{name}.parquet")
+    except OSError as error:
+        raise JournalError(
+            f"the trajectories cannot be written: {error}",
+            where=str(folder),
+            fix="Check free space and permissions there, then resume.",
+        ) from error

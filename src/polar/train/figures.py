@@ -26,9 +26,13 @@ class RolloutFigures:
     kept_tokens: int
     kept_share: float
     dropped: Mapping[str, int]
+    """Reason -> sampled tokens that are not trained."""
     forks: Mapping[str, int]
+    """Reason -> calls that did not extend the conversation as it was."""
     per_request_tokens: int
-    tree_tokens: int
+    """Tokens that one training sequence a call would cost."""
+    unique_tokens: int
+    """Tokens of the sessions' token trees."""
 
 
 def passed(trajectory: Trajectory) -> bool:
@@ -68,5 +72,5 @@ def figures_of(groups: Iterable[Group]) -> RolloutFigures:
         dropped=dict(dropped),
         forks=dict(forks),
         per_request_tokens=sum(t.report.per_request_tokens for t in sessions),
-        tree_tokens=sum(t.report.tree_tokens for t in sessions),
+        unique_tokens=sum(t.report.tree_tokens for t in sessions),
     )

@@ -5,20 +5,22 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import os
 import random
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol
 
-from polar.errors import ConfigError, TrainingError
+from polar.errors import ConfigError, JournalError, TrainingError
+from polar.train.checkpoint import replacing_file
 from polar.train.figures import figures_of, passed
 from polar.train.loop_settings import LoopSettings
-from polar.train.trainer import Trainer
-from polar.types import Group, Task
+from polar.types import Group, Task, Trajectory
+
+if TYPE_CHECKING:
+    from polar.train.trainer import Trainer
 
 __all__ = [
     "Collect",
@@ -30,7 +32,7 @@ __all__ = [
 ]
 
 
-_T = TypeVar("_T")
+_STATE_FILE = "loop.json"
 
 
 class Collect(Protocol):
@@ -77,34 +79,49 @@ class LoopState:
     before: Evaluation | None
     spent_s: float
     """Wall time of earlier processes of this run."""
+    weight_version: int
+    """Version of the weights; it names the trainer's state that belongs to this one."""
+
+    def trainer_path(self, folder: Path) -> Path:
+        """Name the file of the trainer's state."""
+        return folder / f"trainer-{self.weight_version:05d}"
 
     def save(self, path: Path) -> None:
         """Write atomically."""
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text(json.dumps({"version": 1, **asdict(self)}, indent=1))
-        os.replace(temporary, path)
+        with replacing_file(path) as fresh:
+            fresh.write_text(json.dumps({"version": 1, **asdict(self)}, indent=1))
 
     @classmethod
     def load(cls, path: Path) -> LoopState:
         """Read a saved state.
 
         Raises:
-            ConfigError: It is missing or of another version.
+            ConfigError: It is missing, broken or of another version.
         """
         try:
             raw = json.loads(path.read_text())
-        except (OSError, json.JSONDecodeError) as error:
+            version, before = raw.pop("version"), raw.pop("before")
+            if version != 1:
+                raise ValueError(f"it has version {version}, not 1")
+            return cls(before=Evaluation(**before) if before else None, **raw)
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(
-                f"the run has no state to resume from: {error}",
+                f"the run's state cannot be read: {error}",
                 where=str(path),
                 fix="Start a new run, or name another run folder.",
             ) from error
-        if raw.pop("version", None) != 1:
-            raise ConfigError(
-                "the run's state was written by another version of Polar", where=str(path)
-            )
-        before = raw.pop("before")
-        return cls(before=Evaluation(**before) if before else None, **raw)
+
+    def has(self, phase: str, step: int) -> bool:
+        """Tell whether a resumed run counts a row of metrics, or makes it again."""
+        match phase:
+            case "train":
+                return step <= self.step
+            case "warm_start":
+                return self.warm_started
+            case "heldout_before":
+                return self.before is not None
+            case _:
+                return False
 
 
 def wilson_interval(passed: int, total: int) -> tuple[float, float]:
@@ -134,8 +151,8 @@ class TrainingLoop:
         settings: Lengths and sizes.
         seed: Seed of the order of tasks.
         state_dir: Where the resumable state is kept.
-        record: Called with each metrics row; the caller writes and shows it.
-        keep: Called with each collection's groups, to write the trajectories.
+        record: Called, in a thread, with each metrics row; the caller writes and shows it.
+        keep: Called, in a thread, with each collection's groups, to write the trajectories.
         progress: Called with what is being done and the done share of it.
         clock: Seconds, monotonic.
     """
@@ -170,7 +187,9 @@ class TrainingLoop:
         self._keep = keep
         self._progress = progress
         self._clock = clock
-        self._state = LoopState(step=0, warm_started=False, before=None, spent_s=0.0)
+        self._state = LoopState(
+            step=0, warm_started=False, before=None, spent_s=0.0, weight_version=0
+        )
         self._saved: LoopState | None = None
         self._started = clock()
         self._evaluation_s = 0.0
@@ -182,29 +201,45 @@ class TrainingLoop:
         return self._state
 
     def resume(self) -> None:
-        """Continue from the saved state of an earlier process."""
-        self._state = LoopState.load(self._state_dir / "loop.json")
-        self._trainer.load_state(self._state_dir / "trainer")
+        """Continue from the saved state of an earlier process; from the start if it saved none.
+
+        Raises:
+            ConfigError: The state cannot be read.
+        """
+        if not (self._state_dir / _STATE_FILE).exists():
+            return
+        self._state = LoopState.load(self._state_dir / _STATE_FILE)
+        self._trainer.load_state(self._state.trainer_path(self._state_dir))
         self._saved = self._state
 
     async def run(self) -> tuple[Evaluation | None, Evaluation | None]:
         """Run to the end and return the held-out evaluations before and after.
 
-        On cancellation the state of the last finished step is saved before it propagates.
+        However it ends, the state of the last finished step is saved.
         """
         try:
-            await self._sync.before()
-            await self._sync.after(self._trainer.weight_version)
-            if not self._state.warm_started:
-                await self._warm_start()
-            if self._state.before is None and self._heldout_tasks:
-                self._move(before=await self._evaluate("heldout_before"))
-            while self._state.step < self._settings.steps and self._time_left():
-                await self._step(self._state.step + 1)
-            after = await self._evaluate("heldout_after") if self._heldout_tasks else None
-            return self._state.before, after
-        finally:
-            self._save()
+            ends = await self._run()
+        except BaseException as error:
+            try:
+                await self._save()
+            except JournalError as unsaved:
+                error.add_note(str(unsaved))
+            raise
+        await self._save()
+        return ends
+
+    async def _run(self) -> tuple[Evaluation | None, Evaluation | None]:
+        await self._sync.before()
+        await self._sync.after(self._trainer.weight_version)
+        if not self._state.warm_started:
+            await self._warm_start()
+        if self._state.before is None and self._heldout_tasks:
+            before = await self._evaluate("heldout_before")
+            self._state = replace(self._state, before=before)
+        while self._state.step < self._settings.steps and self._time_left():
+            await self._step(self._state.step + 1)
+        after = await self._evaluate("heldout_after") if self._heldout_tasks else None
+        return self._state.before, after
 
     def spent_s(self) -> float:
         """Wall seconds of this run, over all its processes."""
@@ -212,40 +247,36 @@ class TrainingLoop:
 
     async def _warm_start(self) -> None:
         wanted = self._settings.warm_start
-        if wanted.sessions:
-            tasks = self._draw(wanted.sessions, random.Random(f"{self._seed}/warm"))
-            started = self._clock()
-            groups = await self._collect_expert(tasks, samples=1, phase="warm_start", step=0)
-            self._keep("warm_start", 0, groups)
-            collected = self._clock()
-            good = [t for group in groups for t in group.trajectories if passed(t)]
-            if not good:
-                raise TrainingError(
-                    "no session of the expert passed its grader",
-                    where="warm start",
-                    fix="Look at one with `polar show warm_start-0000-000-00`.",
-                )
-            metrics = await self._train(
-                "warm start",
-                lambda progress: self._trainer.supervised(
-                    good,
-                    epochs=wanted.epochs,
-                    batch_sessions=wanted.batch_sessions,
-                    lr=wanted.lr,
-                    progress=progress,
-                ),
+        if not wanted.sessions:
+            self._state = replace(self._state, warm_started=True)
+            return
+        tasks = self._draw(wanted.sessions, random.Random(f"{self._seed}/warm"))
+        started = self._clock()
+        groups = await self._collect_expert(tasks, samples=1, phase="warm_start", step=0)
+        await asyncio.to_thread(self._keep, "warm_start", 0, groups)
+        collected = self._clock()
+        good = _passed(groups)
+
+        def learn(progress: Callable[[float], None]) -> None:
+            metrics = self._trainer.supervised(
+                good,
+                epochs=wanted.epochs,
+                batch_sessions=wanted.batch_sessions,
+                lr=wanted.lr,
+                progress=progress,
             )
-            self._record(
-                {
-                    "phase": "warm_start",
-                    "step": 0,
-                    **asdict(figures_of(groups)),
-                    "rollout_s": collected - started,
-                    "train_s": self._clock() - collected,
-                    **asdict(metrics),
-                }
-            )
-        self._move(warm_started=True)
+            self._advance(warm_started=True)
+            row = {
+                **asdict(metrics),
+                "phase": "warm_start",
+                "step": 0,
+                **asdict(figures_of(groups)),
+                "rollout_s": collected - started,
+                "train_s": self._clock() - collected,
+            }
+            self._record(row)
+
+        await self._train("warm start", learn)
 
     async def _evaluate(self, phase: str) -> Evaluation:
         started = self._clock()
@@ -253,7 +284,7 @@ class TrainingLoop:
             self._heldout_tasks, samples=1, phase=phase, step=self._state.step
         )
         self._evaluation_s = self._clock() - started
-        self._keep(phase, self._state.step, groups)
+        await asyncio.to_thread(self._keep, phase, self._state.step, groups)
         figures = figures_of(groups)
         wins = sum(passed(t) for group in groups for t in group.trajectories)
         low, high = wilson_interval(wins, figures.sessions)
@@ -265,7 +296,8 @@ class TrainingLoop:
             high=high,
             rollout_s=self._evaluation_s,
         )
-        self._record({"phase": phase, "step": self._state.step, **asdict(figures), **asdict(found)})
+        row = {"phase": phase, "step": self._state.step, **asdict(figures), **asdict(found)}
+        await asyncio.to_thread(self._record, row)
         return found
 
     async def _step(self, step: int) -> None:
@@ -274,29 +306,37 @@ class TrainingLoop:
             self._tasks_of(step), samples=self._settings.group_size, phase="train", step=step
         )
         collected = self._clock()
-        self._keep("train", step, groups)
-        metrics = await self._train(
-            f"step {step}", lambda progress: self._trainer.step(groups, progress=progress)
-        )
-        ended = self._clock()
-        self._step_s = max(self._step_s * 0.8, ended - started)
-        self._move(step=step)
-        self._record(
-            {
+        await asyncio.to_thread(self._keep, "train", step, groups)
+
+        def learn(progress: Callable[[float], None]) -> None:
+            metrics = self._trainer.step(groups, progress=progress)
+            self._advance(step=step)
+            row = {
                 **asdict(metrics),
                 "phase": "train",
                 "step": step,
                 **asdict(figures_of(groups)),
                 "rollout_s": collected - started,
-                "train_s": ended - collected,
+                "train_s": self._clock() - collected,
                 "spent_s": self.spent_s(),
             }
-        )
-        if step % self._settings.save_every == 0:
-            self._save()
+            self._record(row)
 
-    async def _train(self, what: str, work: Callable[[Callable[[float], None]], _T]) -> _T:
-        """Train in a thread while the engine is paused; a cancel stops it before the update."""
+        await self._train(f"step {step}", learn)
+        self._step_s = max(self._step_s * 0.8, self._clock() - started)
+        if step % self._settings.save_every == 0:
+            await self._save()
+
+    async def _train(self, what: str, learn: Callable[[Callable[[float], None]], None]) -> None:
+        """Train in a thread while the engine is paused.
+
+        A cancel stops it before the update, or is too late: then the step is finished and on
+        record before the cancel goes on.
+
+        Args:
+            what: For the progress.
+            learn: Trains, and counts and records the step in the same breath.
+        """
         stop = threading.Event()
 
         def progress(share: float) -> None:
@@ -305,9 +345,9 @@ class TrainingLoop:
             self._progress(what, share)
 
         await self._sync.before()
-        thread = asyncio.ensure_future(asyncio.to_thread(work, progress))
+        thread = asyncio.ensure_future(asyncio.to_thread(learn, progress))
         try:
-            result = await asyncio.shield(thread)
+            await asyncio.shield(thread)
         except asyncio.CancelledError:
             stop.set()
             await asyncio.wait({thread})
@@ -315,7 +355,6 @@ class TrainingLoop:
                 thread.exception()
             raise
         await self._sync.after(self._trainer.weight_version)
-        return result
 
     def _tasks_of(self, step: int) -> tuple[Task, ...]:
         """Choose a step's tasks: seeded passes over all tasks, none twice in a pass."""
@@ -335,28 +374,48 @@ class TrainingLoop:
         needed = self._step_s + self._evaluation_s
         return self.spent_s() + needed < self._settings.minutes * 60
 
-    def _move(self, **changes: object) -> None:
-        self._state = LoopState(
-            **{
-                "step": self._state.step,
-                "warm_started": self._state.warm_started,
-                "before": self._state.before,
-                "spent_s": self._state.spent_s,
-                **changes,
-            }  # type: ignore[arg-type]
+    def _advance(self, *, step: int = 0, warm_started: bool = True) -> None:
+        """Count what the trainer has just learned."""
+        self._state = replace(
+            self._state,
+            step=step,
+            warm_started=warm_started,
+            weight_version=self._trainer.weight_version,
         )
 
-    def _save(self) -> None:
-        """Save what has not been saved: trainer first, so that the loop never runs ahead of it."""
-        if self._saved == self._state:
-            return
-        self._state_dir.mkdir(parents=True, exist_ok=True)
-        self._trainer.save_state(self._state_dir / "trainer")
-        spent = LoopState(
-            self._state.step, self._state.warm_started, self._state.before, self.spent_s()
+    async def _save(self) -> None:
+        """Save what has not been saved yet."""
+        if self._saved != self._state:
+            await asyncio.to_thread(self._write, self._state)
+            self._saved = self._state
+
+    def _write(self, state: LoopState) -> None:
+        """Write the trainer's state under a new name, then the loop's, which makes it count."""
+        path = state.trainer_path(self._state_dir)
+        try:
+            if self._saved is None or path != self._saved.trainer_path(self._state_dir):
+                self._trainer.save_state(path)
+            replace(state, spent_s=self.spent_s()).save(self._state_dir / _STATE_FILE)
+            for old in self._state_dir.glob("*trainer-*"):
+                if old != path:
+                    old.unlink()
+        except (OSError, RuntimeError) as error:  # torch tells of a full disk by RuntimeError
+            raise JournalError(
+                f"the state to resume from could not be written: {error}",
+                where=str(self._state_dir),
+                fix="Free some space, then resume; finished sessions are kept.",
+            ) from error
+
+
+def _passed(groups: Sequence[Group]) -> list[Trajectory]:
+    good = [t for group in groups for t in group.trajectories if passed(t)]
+    if not good:
+        raise TrainingError(
+            "no session of the expert passed its grader",
+            where="warm start",
+            fix="Look at one with `polar show warm_start-0000-000-00`.",
         )
-        spent.save(self._state_dir / "loop.json")
-        self._saved = self._state
+    return good
 
 
 class _StoppedError(Exception):

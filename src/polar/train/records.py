@@ -4,43 +4,61 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from polar.train.loop import Evaluation
+from polar.errors import JournalError
+
+if TYPE_CHECKING:
+    from polar.train.loop import Evaluation
 
 __all__ = ["MetricsLog", "draw_curve", "terminal_curve", "write_json"]
 
 
 class MetricsLog:
-    """Appends rows to a JSON-lines file; a torn last line of a killed process is cut off."""
+    """Appends rows to a JSON-lines file; a torn last line of a killed process is cut off.
+
+    Raises:
+        JournalError: The file cannot be written; so do the methods.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._rows = [dict(row) for row in _whole_rows(path)]
-        _replace(path, "".join(json.dumps(row) + "\n" for row in self._rows))
+        self._rewrite()
 
     @property
     def rows(self) -> Sequence[Mapping[str, object]]:
         """All rows, oldest first."""
         return self._rows
 
-    def cut_after(self, step: int) -> None:
-        """Forget training rows later than `step`: a resumed run makes them again."""
-        self._rows = [
-            row for row in self._rows if row["phase"] != "train" or int(str(row["step"])) <= step
-        ]
-        _replace(self._path, "".join(json.dumps(row) + "\n" for row in self._rows))
+    def retain(self, counts: Callable[[str, int], bool]) -> None:
+        """Forget the rows that a resumed run makes again.
+
+        Args:
+            counts: Phase and step of a row -> whether it stays.
+        """
+        self._rows = [row for row in self._rows if counts(str(row["phase"]), int(str(row["step"])))]
+        self._rewrite()
 
     def add(self, row: Mapping[str, object]) -> None:
         """Append one row and flush it to the file system."""
-        self._rows.append(dict(row))
-        with self._path.open("a", encoding="utf-8") as file:
+        with _explained(self._path), self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
+        self._rows.append(dict(row))
+
+    def _rewrite(self) -> None:
+        _replace(self._path, "".join(json.dumps(row) + "\n" for row in self._rows))
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write a JSON file atomically."""
+    """Write a JSON file atomically.
+
+    Raises:
+        JournalError: It cannot be written.
+    """
     _replace(path, json.dumps(value, indent=2) + "\n")
 
 
@@ -128,6 +146,19 @@ def _whole_rows(path: Path) -> list[Mapping[str, object]]:
 
 
 def _replace(path: Path, text: str) -> None:
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+    with _explained(path):
+        temporary = path.with_name(path.name + ".tmp")
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise JournalError(
+            f"a record of the run cannot be written: {error}",
+            where=str(path),
+            fix="Check free space and permissions there, then resume.",
+        ) from error
