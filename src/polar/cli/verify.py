@@ -52,7 +52,7 @@ def verify(
         Path | None, typer.Argument(help="Run folder; the newest in ./runs if left out.")
     ] = None,
 ) -> None:
-    """Check every token of a run, from four records of it that were made apart.
+    """Check every token of a run, from three records of it that were made apart.
 
     Each attempt of each session is rebuilt from the journal's calls and checked token by token;
     the Parquet rows that were trained on must be equal to it; and the calls must be those on the
