@@ -103,7 +103,8 @@ def _print_session(
     by_id = {call.id: call for call in calls}
     for call in calls:
         parent = by_id.get(call.parent_id) if call.parent_id is not None else None
-        console.print(Rule(call_heading(call, parent), align="left", style="dim"))
+        console.print(Rule(style="dim"))
+        console.print(call_heading(call, parent))
         console.print(call_body(call, parent, renderer.decode, logprobs=logprobs), soft_wrap=True)
     console.print(Rule(style="dim"))
     console.print(_outcome(record.outcome))
@@ -165,7 +166,7 @@ def call_body(call: Call, parent: Call | None, decode: Decode, *, logprobs: bool
         logprobs: Whether sampled tokens are shaded by their probability.
     """
     known = 0 if parent is None else len(parent.prompt_ids) + len(parent.sampled_ids)
-    body = Text(_plain(decode(call.prompt_ids[known:].tolist())), "context")
+    body = Text().append(_plain(decode(call.prompt_ids[known:].tolist())), "context")
     sampled = call.sampled_ids.tolist()
     style = "sampled" if drop_reason(call, BuildPolicy()) is None else "untrained"
     if not logprobs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,7 @@ from polar.types import (
 
 FIRST = SessionId("train-0001-000-00")
 SECOND = SessionId("train-0001-000-01")
+SESSION = Session(FIRST, TaskId("list-it"), "g", 0, "a-key")
 OUTCOME = Completed(Grade(0.5, passed=False, details={"note": "half \x1b[31m done"}), exit_code=0)
 
 
@@ -87,25 +89,38 @@ async def _calls(
         prompt = [*before, *ids(f"<|im_start|>user number {index} of {session.id}")]
         chunks = [chunk async for chunk in engine.sample(SampleRequest(prompt, Sampling()))]
         calls.append(
-            Call(
-                id=CallId(f"{session.id}-{index}"),
-                session_id=session.id,
-                attempt=session.attempt,
+            make_call(
+                prompt=prompt,
+                sampled=[token for chunk in chunks for token in chunk.token_ids],
+                logprobs=[logprob for chunk in chunks for logprob in chunk.logprobs],
+                session=session,
                 index=index,
-                parent_id=None if parent is None else parent.id,
-                prompt_ids=np.array(prompt, np.int32),
-                sampled_ids=np.array([i for c in chunks for i in c.token_ids], np.int32),
-                logprobs=np.array([p for c in chunks for p in c.logprobs], np.float32),
-                weight_versions=np.array(
-                    [c.weight_version for c in chunks for _ in c.token_ids], np.int32
-                ),
-                messages=(Message("user", "list it"),),
-                tools=(),
-                sampling=Sampling(),
-                reply=Message("assistant", "ls"),
-                finish_reason="stop",
+                parent=parent,
                 kind=kind,
                 fork_reason=None if parent is not None or not calls else "new_conversation",
             )
         )
     return calls
+
+
+def make_call(
+    *, prompt, sampled, logprobs=None, session=SESSION, index=0, parent=None, **changes
+) -> Call:
+    """Make a call of ids and logprobs alone."""
+    call = Call(
+        id=CallId(f"{session.id}-{index}"),
+        session_id=session.id,
+        attempt=session.attempt,
+        index=index,
+        parent_id=None if parent is None else parent.id,
+        prompt_ids=np.array(list(prompt), np.int32),
+        sampled_ids=np.array(list(sampled), np.int32),
+        logprobs=np.array(logprobs or [-1.0] * len(sampled), np.float32),
+        weight_versions=np.zeros(len(sampled), np.int32),
+        messages=(Message("user", "list it"),),
+        tools=(),
+        sampling=Sampling(),
+        reply=Message("assistant", "ls"),
+        finish_reason="stop",
+    )
+    return replace(call, **changes)

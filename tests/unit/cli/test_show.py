@@ -3,10 +3,10 @@
 import re
 
 import pytest
-from run_folders import FIRST, SECOND, write_run
+from run_folders import FIRST, SECOND, make_call, write_run
 
 from polar.cli import app, console
-from polar.cli.show import pieces
+from polar.cli.show import call_body, pieces
 from polar.errors import JournalError
 
 
@@ -94,6 +94,32 @@ def test_without_a_run_folder_the_error_says_how_to_make_one(show, monkeypatch, 
 
     assert code == 2
     assert "polar demo" in error
+
+
+def test_context_and_sampled_tokens_differ_in_style_and_every_character_has_one():
+    call = make_call(prompt=b"read", sampled=b"said")
+
+    body = call_body(call, None, decode_utf8, logprobs=False)
+
+    assert body.plain == "readsaid"
+    assert body.style == ""
+    assert [(span.start, span.end, span.style) for span in body.spans] == [
+        (0, 4, "context"),
+        (4, 8, "sampled"),
+    ]
+
+
+def test_each_token_is_shaded_by_its_own_probability():
+    call = make_call(prompt=b"", sampled=b"abcd", logprobs=[-0.01, -0.5, -1.5, -9.0])
+
+    body = call_body(call, None, decode_utf8, logprobs=True)
+
+    assert [(span.start, str(span.style).split()[-1]) for span in body.spans] == [
+        (0, "green"),
+        (1, "yellow"),
+        (2, "dark_orange"),
+        (3, "red"),
+    ]
 
 
 def decode_utf8(token_ids) -> str:
