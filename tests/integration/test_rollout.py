@@ -1,0 +1,222 @@
+"""Sessions through their stages, with real processes."""
+
+import asyncio
+from contextlib import aclosing, asynccontextmanager
+
+import pytest
+from rollout_support import appeared, is_alive, plan, task, world
+
+from polar.errors import EngineError, JournalError, RuntimeFailed
+from polar.rollout import SessionEvent
+from polar.types import Completed, EvaluatorSpec, Failed, Grade, TimedOut
+
+
+async def test_groups_are_complete_and_hold_the_rewards_of_their_graders(tmp_path):
+    good = task("ask what; write out 42", name="good")
+    bad = task("ask what; write out 41", name="bad")
+    async with world(tmp_path) as at:
+        groups = await at.rollout().collect_all(plan(good, bad, samples=3))
+    assert [group.task.id for group in groups] == ["good", "bad"]
+    assert [[t.reward for t in group.trajectories] for group in groups] == [[1.0] * 3, [0.0] * 3]
+    assert len({t.session_id for group in groups for t in group.trajectories}) == 6
+    for group in groups:
+        for trajectory in group.trajectories:
+            assert trajectory.group_id == group.id
+            assert trajectory.report.kept == trajectory.report.sampled > 0
+
+
+async def test_a_session_passes_its_stages_in_order_and_leaves_no_folder(tmp_path):
+    async with world(tmp_path) as at:
+        (group,) = await at.rollout().collect_all(plan(task("ask what; write out 42")))
+        (record,) = await at.journal.sessions()
+        assert not any((tmp_path / "work").iterdir())
+    session_id = group.trajectories[0].session_id
+    assert at.states(session_id) == ["preparing", "ready", "running", "grading", "completed"]
+    assert at.events[-1].trajectory is group.trajectories[0]
+    assert (record.state, record.outcome) == ("completed", group.trajectories[0].outcome)
+
+
+async def test_a_group_is_handed_out_while_others_run(tmp_path):
+    slow = task(f"ask what; await {tmp_path}/go", name="slow")
+    both = plan(slow, task("ask what", name="fast"))
+    async with world(tmp_path) as at, aclosing(at.rollout().collect(both)) as groups:
+        assert (await anext(groups)).task.id == "fast"
+        (tmp_path / "go").touch()
+        assert (await anext(groups)).task.id == "slow"
+
+
+async def test_a_harness_without_a_call_fails_and_is_tried_again(tmp_path):
+    async with world(tmp_path) as at:
+        (group,) = await at.rollout(max_attempts=3).collect_all(plan(task("exit 3")))
+        (record,) = await at.journal.sessions()
+    outcome = group.trajectories[0].outcome
+    assert isinstance(outcome, Failed)
+    assert "no model call (exit 3)" in outcome.error
+    assert (record.session.attempt, record.state) == (2, "failed")
+    assert at.states(record.session.id).count("running") == 3
+    assert at.states(record.session.id)[-1] == "failed"
+
+
+async def test_a_second_attempt_counts_when_the_first_met_a_broken_engine(tmp_path):
+    replies = [EngineError("out of order"), [7, 8, 9]]
+    async with world(tmp_path, replies) as at:
+        (group,) = await at.rollout(max_attempts=2).collect_all(plan(task("ask what")))
+        (record,) = await at.journal.sessions()
+        first = await at.journal.calls(record.session.id, 0)
+    assert isinstance(group.trajectories[0].outcome, Completed)
+    assert record.session.attempt == 1
+    assert [call.finish_reason for call in first] == ["error"]
+    assert group.trajectories[0].report.sampled == 3
+
+
+async def test_a_harness_over_its_budget_is_killed_and_its_work_graded(tmp_path):
+    over = task(f"ask what; write out 42; signal {tmp_path}/pid; await never", run_s=0.5)
+    async with world(tmp_path) as at:
+        (group,) = await at.rollout().collect_all(plan(over))
+    outcome = group.trajectories[0].outcome
+    assert isinstance(outcome, TimedOut)
+    assert outcome.stage == "running"
+    assert group.trajectories[0].reward == 1.0
+    assert not is_alive(int((tmp_path / "pid").read_text()))
+
+
+async def test_paused_time_is_charged_to_nobody(tmp_path):
+    budget_s = 1.0
+    patient = task(f"signal {tmp_path}/pid; ask what; write out 42", run_s=budget_s)
+    async with world(tmp_path) as at:
+        at.gateway.pause()
+        collecting = asyncio.create_task(at.rollout().collect_all(plan(patient)))
+        await appeared(tmp_path / "pid")
+        await asyncio.sleep(1.5 * budget_s)
+        at.gateway.resume()
+        (group,) = await collecting
+    assert group.trajectories[0].outcome == Completed(Grade(1.0, True, {"failed": []}), exit_code=0)
+
+
+async def test_a_grader_that_breaks_fails_its_session_only(tmp_path):
+    broken = EvaluatorSpec("command", {"run": "/no/such/grader"})
+    tasks = (task("ask what", name="b", evaluator=broken), task("ask what; write out 42"))
+    async with world(tmp_path) as at:
+        groups = await at.rollout(max_attempts=1).collect_all(plan(*tasks))
+    outcomes = [group.trajectories[0].outcome for group in groups]
+    assert isinstance(outcomes[0], Failed)
+    assert outcomes[0].stage == "grading"
+    assert isinstance(outcomes[1], Completed)
+
+
+async def test_a_sandbox_that_does_not_start_fails_its_session_only(tmp_path):
+    class Flaky:
+        """The local runtime, whose first start fails."""
+
+        def __init__(self, runtime):
+            self.runtime, self.starts = runtime, 0
+
+        @asynccontextmanager
+        async def start(self, spec):
+            self.starts += 1
+            if self.starts == 1:
+                raise RuntimeFailed("no room")
+            async with self.runtime.start(spec) as sandbox:
+                yield sandbox
+
+    async with world(tmp_path) as at:
+        at.runtime = flaky = Flaky(at.runtime)
+        (group,) = await at.rollout(max_attempts=2).collect_all(plan(task("ask what")))
+        (record,) = await at.journal.sessions()
+        at.runtime = flaky.runtime
+    assert isinstance(group.trajectories[0].outcome, Completed)
+    assert record.session.attempt == 1
+
+
+async def test_no_more_sandboxes_wait_than_the_buffer_holds(tmp_path):
+    waits = task(f"ask what; await {tmp_path}/go")
+    now, waiting = {}, []
+    full = asyncio.Event()
+
+    def watch(event: SessionEvent) -> None:
+        now[event.session_id] = event.state
+        states = list(now.values())
+        waiting.append(states.count("preparing") + states.count("ready"))
+        if states.count("ready") == 2 and states.count("running") == 1:
+            full.set()
+
+    async with world(tmp_path) as at:
+        rollout = at.rollout(watch, prepare_workers=4, ready_buffer=2, run_workers=1)
+        collecting = asyncio.create_task(rollout.collect_all(plan(waits, samples=6)))
+        await full.wait()
+        (tmp_path / "go").touch()
+        await collecting
+    assert max(waiting) == 2
+
+
+async def test_cancelling_kills_the_harnesses_and_leaves_their_sessions_unfinished(tmp_path):
+    waits = task(f"ask what; signal {tmp_path}/pid; await never", name="waits")
+    async with world(tmp_path) as at:
+        collecting = asyncio.create_task(at.rollout().collect_all(plan(waits)))
+        await appeared(tmp_path / "pid")
+        collecting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await collecting
+        (record,) = await at.journal.sessions()
+        calls = await at.journal.calls(record.session.id)
+        assert not any((tmp_path / "work").iterdir())
+    assert not is_alive(int((tmp_path / "pid").read_text()))
+    assert (record.state, record.outcome) == ("running", None)
+    assert [call.finish_reason for call in calls] == ["stop"]
+
+
+async def test_leaving_the_iteration_early_cancels_the_other_groups(tmp_path):
+    waits = task(f"ask what; signal {tmp_path}/pid; await never", name="waits")
+    fast = task(f"await {tmp_path}/pid; ask what", name="fast")
+    both = plan(waits, fast)
+    async with world(tmp_path) as at, aclosing(at.rollout().collect(both)) as groups:
+        assert (await anext(groups)).task.id == "fast"
+        await groups.aclose()
+        assert not is_alive(int((tmp_path / "pid").read_text()))
+
+
+async def test_a_full_disk_stops_the_collection_with_the_journals_own_error(tmp_path):
+    async def full(call):
+        raise JournalError("the disk is full")
+
+    waits = task(f"signal {tmp_path}/pid; await never", name="waits")
+    asks = task(f"await {tmp_path}/pid; ask what", name="asks")
+    async with world(tmp_path) as at:
+        at.journal.add_call = full
+        with pytest.raises(JournalError, match="the disk is full"):
+            await at.rollout().collect_all(plan(waits, asks))
+    assert not is_alive(int((tmp_path / "pid").read_text()))
+
+
+async def test_a_finished_session_is_taken_over_under_the_same_weights_only(tmp_path):
+    one = plan(task("ask what; write out 42"), samples=2, weight_version=0)
+    async with world(tmp_path) as at:
+        (first,) = await at.rollout().collect_all(one)
+        asked = len(at.engine.requests)
+        (again,) = await at.rollout().collect_all(one)
+        assert len(at.engine.requests) == asked
+        assert [t.report for t in again.trajectories] == [t.report for t in first.trajectories]
+        assert [t.reward for t in again.trajectories] == [1.0, 1.0]
+        await at.engine.load_weights(1, None)
+        newer = plan(task("ask what; write out 42"), samples=2, weight_version=1)
+        await at.rollout().collect_all(newer)
+        assert len(at.engine.requests) == 2 * asked
+        assert [r.session.attempt for r in await at.journal.sessions()] == [1, 1]
+
+
+async def test_a_session_that_was_not_graded_runs_again(tmp_path):
+    async with world(tmp_path) as at:
+        await at.rollout(max_attempts=1).collect_all(plan(task("exit 1")))
+        await at.rollout(max_attempts=1).collect_all(plan(task("exit 1")))
+        (record,) = await at.journal.sessions()
+    assert record.session.attempt == 1
+
+
+async def test_a_harness_may_make_no_more_calls_than_its_limit(tmp_path):
+    async with world(tmp_path) as at:
+        greedy = task("ask a; ask b; ask c", max_calls=2)
+        (group,) = await at.rollout().collect_all(plan(greedy))
+    outcome = group.trajectories[0].outcome
+    assert isinstance(outcome, Completed)
+    assert outcome.exit_code == 1
+    assert len(group.trajectories[0].traces[0].call_ids) == 2
