@@ -164,9 +164,7 @@ async def world(folder: Path, script: Script | None = None, **engine) -> AsyncIt
                 gateway=gateway,
                 url=address.url,
                 runtime=runtime,
-                harness=Shell(
-                    ShellSettings(command=f"{agent} {{base_url}} {{key}} {{instruction}}")
-                ),
+                harness=Shell(shell),
             )
         await taped.aclose()
     await runtime.aclose()

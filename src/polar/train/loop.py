@@ -345,15 +345,7 @@ class TrainingLoop:
             self._progress(what, share)
 
         await self._sync.before()
-        thread = asyncio.ensure_future(asyncio.to_thread(learn, progress))
-        try:
-            await asyncio.shield(thread)
-        except asyncio.CancelledError:
-            stop.set()
-            await asyncio.wait({thread})
-            if not thread.cancelled():
-                thread.exception()
-            raise
+        await _to_its_end(lambda: learn(progress), on_cancel=stop.set)
         await self._sync.after(self._trainer.weight_version)
 
     def _tasks_of(self, step: int) -> tuple[Task, ...]:
@@ -386,25 +378,41 @@ class TrainingLoop:
     async def _save(self) -> None:
         """Save what has not been saved yet."""
         if self._saved != self._state:
-            await asyncio.to_thread(self._write, self._state)
-            self._saved = self._state
+            await _to_its_end(lambda: self._write(self._state))
 
     def _write(self, state: LoopState) -> None:
         """Write the trainer's state under a new name, then the loop's, which makes it count."""
         path = state.trainer_path(self._state_dir)
         try:
+            self._state_dir.mkdir(parents=True, exist_ok=True)
             if self._saved is None or path != self._saved.trainer_path(self._state_dir):
                 self._trainer.save_state(path)
             replace(state, spent_s=self.spent_s()).save(self._state_dir / _STATE_FILE)
             for old in self._state_dir.glob("*trainer-*"):
                 if old != path:
                     old.unlink()
+            self._saved = state
         except (OSError, RuntimeError) as error:  # torch tells of a full disk by RuntimeError
             raise JournalError(
                 f"the state to resume from could not be written: {error}",
                 where=str(self._state_dir),
                 fix="Free some space, then resume; finished sessions are kept.",
             ) from error
+
+
+async def _to_its_end(
+    work: Callable[[], None], on_cancel: Callable[[], None] = lambda: None
+) -> None:
+    """Run in a thread; a cancel goes on only when the thread has ended."""
+    thread = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        await asyncio.shield(thread)
+    except asyncio.CancelledError:
+        on_cancel()
+        await asyncio.wait({thread})
+        if not thread.cancelled():
+            thread.exception()
+        raise
 
 
 def _passed(groups: Sequence[Group]) -> list[Trajectory]:
