@@ -60,7 +60,7 @@ class LiveView:
 
     def say(self, line: str) -> None:
         """Print a line that stays."""
-        self._console.print(line, highlight=False)
+        self._console.print(line, highlight=False, soft_wrap=True)
 
     @contextmanager
     def doing(self, what: str) -> Iterator[None]:
@@ -140,4 +140,6 @@ class LiveView:
         now = time.monotonic()
         if not self._console.is_terminal and now - self._last_line > _QUIET_INTERVAL_S:
             self._last_line = now
-            self._console.print(f"  {self._progress.tasks[0].description}: {text}", highlight=False)
+            self._console.print(
+                f"  {self._progress.tasks[0].description}: {text}", highlight=False, soft_wrap=True
+            )

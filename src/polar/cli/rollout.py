@@ -64,7 +64,8 @@ def rollout(  # noqa: PLR0913, PLR0917 - one parameter a flag
     install_harness(harnesses.load(settings.harness.name)(settings.harness.settings))
     with claimed(folder):
         write_config(folder / "config.yaml", settings)
-        groups = asyncio.run(_rollout(settings, folder, found, samples))
+        groups = asyncio.run(_rollout(settings, folder.absolute(), found, samples))
+        write_trajectories(folder, "rollout", 0, groups)
     _report(folder, groups)
 
 
@@ -85,7 +86,6 @@ async def _rollout(
             groups = await view.shown(parts.collect)(
                 tasks, samples=samples, phase="rollout", step=0
             )
-    write_trajectories(run_dir, "rollout", 0, groups)
     return groups
 
 
@@ -106,6 +106,8 @@ def _report(run_dir: Path, groups: tuple[Group, ...]) -> None:
             str(figures.sampled_tokens),
         )
     console.print(table)
-    console.print(f"Run folder: [heading]{run_dir}[/heading]")
+    console.print(f"Run folder: [heading]{run_dir}[/heading]", soft_wrap=True)
     first = groups[0].trajectories[0].session_id
-    console.print(f"Look at a session: [heading]polar show {first} --run {run_dir}[/heading]")
+    console.print(
+        f"Look at a session: [heading]polar show {first} --run {run_dir}[/heading]", soft_wrap=True
+    )

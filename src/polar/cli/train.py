@@ -73,6 +73,8 @@ def new_run_dir() -> Path:
 
 def run_training(config: RunConfig, run_dir: Path, *, resume: bool) -> Mapping[str, object]:
     """Run a training to its end and return its summary."""
+    from polar.train.records import write_json
+
     tasks = load_tasks(config.tasks, seed=config.seed)
     with claimed(run_dir):
         if not resume and (run_dir / "journal.sqlite").exists():
@@ -83,21 +85,24 @@ def run_training(config: RunConfig, run_dir: Path, *, resume: bool) -> Mapping[s
             )
         write_config(run_dir / "config.yaml", config)
         try:
-            return asyncio.run(_train(config, run_dir, tasks, resume=resume))
+            summary = asyncio.run(_train(config, run_dir.absolute(), tasks, resume=resume))
         except KeyboardInterrupt:
             console.print(
                 f"\n[yellow]Interrupted.[/yellow] Every finished session is kept. "
                 f"Go on with: [bold]polar train --resume {run_dir}[/bold]",
                 highlight=False,
+                soft_wrap=True,
             )
             raise
+        write_json(run_dir / "summary.json", summary)
+        report(run_dir, summary)
+        return summary
 
 
 async def _train(
     config: RunConfig, run_dir: Path, tasks: TaskSplits, *, resume: bool
 ) -> Mapping[str, object]:
     from polar.cli.compose import compose
-    from polar.train.records import write_json
 
     with LiveView(console) as view:
         async with compose(
@@ -108,10 +113,7 @@ async def _train(
             on_event=view.session,
             say=view.say,
         ) as parts:
-            summary = await _run_loop(parts, view, tasks, resume=resume)
-    write_json(run_dir / "summary.json", summary)
-    report(run_dir, summary)
-    return summary
+            return await _run_loop(parts, view, tasks, resume=resume)
 
 
 async def _run_loop(
@@ -236,9 +238,15 @@ def report(run_dir: Path, summary: Mapping[str, object]) -> None:
     console.print(table)
     if isinstance(gain := summary["gain_points"], float):
         console.print(f"Gain through reinforcement learning alone: [bold]{gain:+.1f} points[/bold]")
-    console.print(f"Run folder: [bold]{run_dir}[/bold]  (wall {summary['wall_s']:.0f} s)")
-    console.print(f"Curve: {run_dir / 'curve.png'}   Checkpoint: {run_dir / 'checkpoints/final'}")
+    console.print(
+        f"Run folder: [bold]{run_dir}[/bold]  (wall {summary['wall_s']:.0f} s)", soft_wrap=True
+    )
+    console.print(
+        f"Curve: {run_dir / 'curve.png'}   Checkpoint: {run_dir / 'checkpoints/final'}",
+        soft_wrap=True,
+    )
     console.print(
         f"Look at a session: [bold]polar show heldout_after --run {run_dir}[/bold]"
-        f"   Check every token: [bold]polar verify {run_dir}[/bold]"
+        f"   Check every token: [bold]polar verify {run_dir}[/bold]",
+        soft_wrap=True,
     )

@@ -104,7 +104,7 @@ class Rollout:
         runtime: Starts sandboxes.
         harness: The agent program.
         journal: Where sessions and calls are kept.
-        work_root: Folder for the sessions' work folders; each is removed after grading.
+        work_root: Folder for the sessions' work folders, absolute; each is removed after grading.
         model_name: The model name that the harness sends.
         settings: Pool sizes, sampling, budgets.
         on_event: Called at every change of a session's stage.
@@ -129,7 +129,7 @@ class Rollout:
         self._runtime = runtime
         self._harness = harness
         self._journal = journal
-        self._work_root = work_root.absolute()
+        self._work_root = work_root
         self._model_name = model_name
         self._settings = settings
         self._on_event = on_event

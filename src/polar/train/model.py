@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging
 
 from polar.errors import ModelMissing
 
@@ -18,6 +19,7 @@ def load_model(folder: Path) -> PreTrainedModel:
     Raises:
         ModelMissing: The folder holds no such model.
     """
+    logging.disable_progress_bar()  # what goes on is shown by whoever called
     try:
         model = AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, local_files_only=True
