@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from polar import engines, harnesses, models, runtimes
+from polar.cli.run_folder import RunFolder
 from polar.config import RunConfig
 from polar.engines.base import Engine
 from polar.engines.taped import TapedEngine
@@ -133,10 +134,11 @@ async def compose(
     renderer = await asyncio.to_thread(load_renderer, str(model_dir))
     async with AsyncExitStack() as stack:
         engine, trainer = await asyncio.to_thread(_engine_and_trainer, config, model_dir, training)
-        taped = TapedEngine(engine, run_dir / "engine.tape")
+        folder = RunFolder(run_dir)
+        taped = TapedEngine(engine, folder.tape)
         stack.push_async_callback(taped.aclose)
         journal = await stack.enter_async_context(
-            SqliteJournal.open(run_dir / "journal.sqlite", settings=config.journal)
+            SqliteJournal.open(folder.journal, settings=config.journal)
         )
         runtime = _runtime(config, say)
         stack.push_async_callback(runtime.aclose)
@@ -161,7 +163,7 @@ async def compose(
         expert = None
         if training and config.loop.warm_start.sessions:
             scripted = ExpertEngine(renderer.reply_ids)
-            taped_expert = TapedEngine(scripted, run_dir / "expert.tape")
+            taped_expert = TapedEngine(scripted, folder.expert_tape)
             stack.push_async_callback(taped_expert.aclose)
             expert = (scripted, (await serve(taped_expert))[1])
         yield Parts(

@@ -40,6 +40,11 @@ class RunFolder:
         """What the engine saw and sampled, recorded at the engine."""
         return self.path / "engine.tape"
 
+    @property
+    def expert_tape(self) -> Path:
+        """The same of the scripted expert, where there was a warm start."""
+        return self.path / "expert.tape"
+
     def tables(self) -> tuple[Path, ...]:
         """List the Parquet files of trajectories."""
         return tuple(sorted((self.path / "trajectories").glob("*.parquet")))

@@ -245,8 +245,10 @@ def report(run_dir: Path, summary: Mapping[str, object]) -> None:
         f"Curve: {run_dir / 'curve.png'}   Checkpoint: {run_dir / 'checkpoints/final'}",
         soft_wrap=True,
     )
+    phase = "heldout_after" if summary["heldout_sessions"] else "train"
+    session = f"{phase}-{summary['steps']:04d}-000-00"
     console.print(
-        f"Look at a session: [bold]polar show heldout_after --run {run_dir}[/bold]"
+        f"Look at a session: [bold]polar show {session} --run {run_dir}[/bold]"
         f"   Check every token: [bold]polar verify {run_dir}[/bold]",
         soft_wrap=True,
     )

@@ -34,7 +34,7 @@ __all__ = ["Verification", "verify", "verify_run"]
 
 _SHOWN = 20
 _SCRIPTED_PHASES = frozenset({"warm_start"})
-"""Phases whose calls a scripted expert answered, which no engine's tape has."""
+"""Phases whose calls a scripted expert answered, which has a tape of its own."""
 
 
 @dataclass(slots=True)
@@ -83,10 +83,12 @@ def verify_run(folder: RunFolder) -> Verification:
     settings = folder.rollout()
     with read_journal(folder.journal) as journal:
         attempts = _rebuilt(journal, settings, found)
-        taped = _taped_calls(journal)
+        sampled, scripted = _calls(journal, scripted=False), _calls(journal, scripted=True)
     for path in folder.tables():
         _compare_table(path, attempts, found)
-    _compare_tape(folder, taped, found)
+    _compare_tape(folder.tape, sampled, found)
+    if scripted:
+        _compare_tape(folder.expert_tape, scripted, found)
     return found
 
 
@@ -121,11 +123,11 @@ def _rebuilt(
     return rebuilt
 
 
-def _taped_calls(journal: JournalReader) -> list[Call]:
+def _calls(journal: JournalReader, *, scripted: bool) -> list[Call]:
     return [
         call
         for record in journal.sessions()
-        if record.phase not in _SCRIPTED_PHASES
+        if (record.phase in _SCRIPTED_PHASES) is scripted
         for attempt in range(record.session.attempt + 1)
         for call in journal.calls(record.session.id, attempt)
     ]
@@ -167,18 +169,18 @@ def _all_equal(stored: Sequence[Trace], rebuilt: Sequence[Trace]) -> bool:
     )
 
 
-def _compare_tape(folder: RunFolder, calls: Iterable[Call], found: Verification) -> None:
-    if not folder.tape.is_file():
-        found.violations.append(f"{folder.tape.name} is missing: the engine's view is not known")
+def _compare_tape(tape: Path, calls: Iterable[Call], found: Verification) -> None:
+    if not tape.is_file():
+        found.violations.append(f"{tape.name} is missing: the engine's view is not known")
         return
     records = [
         TapeRecord(entry.prompt_sha256, entry.prompt_tokens, entry.token_ids, entry.logprobs)
-        for entry in read_tape(folder.tape)
+        for entry in read_tape(tape)
     ]
     try:
         check_tape(calls, records)
     except FidelityError as error:
-        found.violations.append(f"{folder.tape.name}: {error}")
+        found.violations.append(f"{tape.name}: {error}")
         return
     found.counts["requests on the engine's tape, each a call"] += len(records)
 

@@ -1,0 +1,251 @@
+"""`polar rollout` and `polar train` from end to end on a tiny model, and what they refuse."""
+
+import dataclasses
+import json
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from rollout_support import AGENT, is_alive, task
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from polar.cli import app
+from polar.engines import read_tape
+from polar.harnesses.shell import Shell
+from polar.rendering.tiny import tiny_tokenizer
+from polar.store import read_journal
+from polar.tasks import write_tasks
+from polar.types import Message
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer = tiny_tokenizer()
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(0)
+    shape = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    LlamaForCausalLM(shape).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def config(tmp_path, model) -> Path:
+    """A config of a run that takes seconds."""
+    (tmp_path / "agent.py").write_text(AGENT)
+    python = f"{shlex.quote(sys.executable)} -I -S {tmp_path}/agent.py"
+    write_tasks(tmp_path / "train.jsonl", [task(f"ask {n}; ask more", name=f"t{n}") for n in "ab"])
+    write_tasks(tmp_path / "heldout.jsonl", [task("ask what; write out 42", name="h")])
+    path = tmp_path / "config.json"
+    path.write_text(
+        json.dumps(
+            {
+                "model": str(model),
+                "harness": {
+                    "name": "shell",
+                    "settings": {"command": f"exec {python} {{base_url}} {{key}} {{instruction}}"},
+                },
+                "runtime": {"name": "local", "settings": {"preload": False}},
+                "tasks": {
+                    "train": str(tmp_path / "train.jsonl"),
+                    "heldout": str(tmp_path / "heldout.jsonl"),
+                },
+                "rollout": {"max_tokens": 8},
+                "loop": {"steps": 1, "tasks_per_step": 2, "group_size": 2},
+            }
+        )
+    )
+    return path
+
+
+@pytest.fixture
+def polar(capsys, monkeypatch, tmp_path):
+    """Run a command in a folder of its own: exit code, what it said, what it complained of."""
+    monkeypatch.chdir(tmp_path)
+    handlers = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            app.main([str(argument) for argument in arguments])
+        said = capsys.readouterr()
+        return int(ended.value.code or 0), said.out, said.err
+
+    yield run
+    for number, handler in zip((signal.SIGTERM, signal.SIGINT), handlers, strict=True):
+        signal.signal(number, handler)
+
+
+def test_a_run_trains_leaves_everything_and_verifies(polar, config, tmp_path):
+    run = tmp_path / "run"
+    code, said, complained = polar("train", config, "--run-dir", run)
+    assert (code, complained) == (0, ""), said + complained
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [row["phase"] for row in rows] == ["heldout_before", "train", "heldout_after"]
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["heldout_pass_at_1_before"] == summary["heldout_pass_at_1_after"] == 1.0
+    assert (run / "curve.png").exists()
+    AutoModelForCausalLM.from_pretrained(run / "checkpoints" / "final")
+    assert polar("verify", run)[0] == 0
+    assert "step   1/1" in said
+    assert f"polar show heldout_after-0001-000-00 --run {run}" in said
+    assert polar("show", "heldout_after-0001-000-00", "--run", run)[0] == 0
+    code, _, complained = polar("train", config, "--run-dir", run)
+    assert code == 2
+    assert "holds a run already" in complained
+    code, said, _ = polar("train", "--resume", run, "--set", "loop.steps=2")
+    assert code == 0
+    assert "resuming after step 1" in said
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [(row["phase"], row["step"]) for row in rows] == [
+        ("heldout_before", 0),
+        ("train", 1),
+        ("train", 2),
+        ("heldout_after", 2),
+    ]
+    assert polar("verify", run)[0] == 0
+
+
+def test_a_rollout_goes_on_where_it_stopped(polar, config, tmp_path):
+    write_tasks(tmp_path / "one.jsonl", [task("ask a; write out 42", name="a")])
+    arguments = ("rollout", tmp_path / "one.jsonl", "--config", config, "--run-dir", "run")
+    code, said, complained = polar(*arguments, "-n", 2)
+    assert code == 0, complained
+    again = polar(*arguments, "-n", 3)
+    assert again[0] == 0
+    assert "polar show rollout-0000-000-00" in said
+    with read_journal(tmp_path / "run" / "journal.sqlite") as journal:
+        assert [record.session.attempt for record in journal.sessions()] == [0, 0, 0]
+        assert len(list(read_tape(tmp_path / "run" / "engine.tape"))) == 3
+    assert polar("verify", "run")[0] == 0
+
+
+@pytest.mark.timeout(120)
+def test_a_stopped_training_ends_cleanly_and_goes_on(config, tmp_path):
+    data = json.loads(config.read_text())
+    write_tasks(
+        tmp_path / "train.jsonl",
+        [task(f"ask a; signal {tmp_path}/pid; await {tmp_path}/go", name=n) for n in "ab"],
+    )
+    config.write_text(json.dumps(data))
+    polar = (sys.executable, "-c", "from polar.cli.app import main; main()")
+    run = tmp_path / "run"
+    process = subprocess.Popen(
+        [*polar, "train", config, "--run-dir", run], stdout=subprocess.PIPE, text=True
+    )
+    while not (tmp_path / "pid").exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    busy = subprocess.run(
+        [*polar, "train", "--resume", run], capture_output=True, text=True, check=False
+    )
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=30)
+    (tmp_path / "go").touch()
+    assert process.returncode == 130
+    assert f"polar train --resume {run}" in said
+    assert not is_alive(int((tmp_path / "pid").read_text()))
+    assert busy.returncode == 2
+    assert "another process is running in the run folder" in busy.stderr
+    resumed = subprocess.run(
+        [*polar, "train", "--resume", run], capture_output=True, text=True, check=False
+    )
+    assert resumed.returncode == 0, resumed.stderr
+    with read_journal(run / "journal.sqlite") as journal:
+        first = journal.sessions(phase="heldout_before")
+    assert [record.session.attempt for record in first] == [0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "what", "remedy"),
+    [
+        (("train", "CONFIG", "--set", "loop.stepz=3"), 2, "loop.stepz", "steps"),
+        (("demo", "--set", "train.lrr=3"), 2, "train.lrr", "lr"),
+        (("demo", "--set", "train.lr"), 2, "does not set anything", "KEY=VALUE"),
+        (("demo", "--set", "model.x=1"), 2, "has the value", "holds other keys"),
+        (("demo", "--harness", "mini_swe_agnet"), 2, "mini_swe_agnet", "mini_swe_agent"),
+        (("demo", "--engine", "vlm"), 2, "vlm", "vllm"),
+        (("rollout", "TASKS", "--harness", "pie"), 2, "pie", "pi"),
+        (("train", "no.yaml"), 2, "no such config file", "Check the path"),
+        (("train",), 2, "either a config file or --resume", "--help"),
+        (("train", "--resume", "nowhere"), 2, "no run to resume", "interrupted"),
+        (("train", "CONFIG", "--set", "model=/no/such"), 3, "/no/such", ""),
+        (("train", "CONFIG", "--set", "tasks.train=/no/such"), 2, "/no/such", ""),
+        (
+            ("train", "CONFIG", "--set", "tasks.train=null"),
+            2,
+            "no tasks to train on",
+            "tasks.train",
+        ),
+        (("train", "CONFIG", "--set", "tasks.train=BROKEN"), 2, "broken.jsonl:2", ""),
+        (("rollout", "BROKEN", "--config", "CONFIG"), 2, "broken.jsonl:2", ""),
+        (("train", "CONFIG", "--run-dir", "/proc/no"), 2, "cannot be made", "may write"),
+        (("train", "MISSING"), 3, "/no/such/mini", "Correct `executable`"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
+)
+def test_what_is_wrong_is_told_once_with_what_to_do(
+    polar, config, tmp_path, arguments, code, what, remedy
+):
+    write_tasks(tmp_path / "tasks.jsonl", [task("ask a")])
+    good = (tmp_path / "tasks.jsonl").read_text()
+    (tmp_path / "broken.jsonl").write_text(good + '{"id": "x"\n')
+    missing = json.loads(config.read_text())
+    missing["harness"] = {"name": "mini_swe_agent", "settings": {"executable": "/no/such/mini"}}
+    (tmp_path / "missing.json").write_text(json.dumps(missing))
+    names = {"TASKS": "tasks.jsonl", "BROKEN": "broken.jsonl", "MISSING": "missing.json"}
+    names["CONFIG"] = str(config)
+    given = list(arguments)
+    for name, value in names.items():
+        given = [argument.replace(name, value) for argument in given]
+    found, _, complained = polar(*given)
+    assert found == code, complained
+    assert what in complained
+    assert remedy in complained
+    assert complained.count("error:") == 1
+    assert "Traceback" not in complained
+    assert not list(tmp_path.glob("runs/*/journal.sqlite"))
+
+
+def test_a_warm_start_without_an_expert_is_refused_before_anything_is_sampled(polar, config):
+    code, _, complained = polar("train", config, "--set", "loop.warm_start.sessions=2")
+    assert code == 2, complained
+    assert "has no expert to learn from" in complained
+
+
+def test_a_harness_that_cannot_be_played_by_an_expert_is_told(polar, config, tmp_path):
+    lesson = dataclasses.replace(task("ask a"), expert=("true",))
+    write_tasks(tmp_path / "train.jsonl", [lesson])
+    code, _, complained = polar("train", config, "--set", "loop.warm_start.sessions=2")
+    assert code == 2, complained
+    assert "the harness shell has no expert" in complained
+
+
+@pytest.mark.parametrize("record", ["expert.tape", "engine.tape"])
+def test_the_experts_calls_are_verified_against_a_tape_of_their_own(
+    polar, config, tmp_path, monkeypatch, record
+):
+    lesson = dataclasses.replace(task("ask a; write out 42"), expert=("true",))
+    write_tasks(tmp_path / "train.jsonl", [lesson])
+    monkeypatch.setattr(Shell, "expert_turns", lambda self, commands: (Message("assistant", "ok"),))
+    config.write_text(config.read_text().replace('"steps": 1', '"steps": 0'))
+    code, _, complained = polar(
+        "train", config, "--run-dir", "run", "--set", "loop.warm_start.sessions=1"
+    )
+    assert code == 0, complained
+    assert polar("verify", "run")[0] == 0
+    (tmp_path / "run" / record).unlink()
+    assert polar("verify", "run")[0] == 8
