@@ -20,7 +20,7 @@ from polar.types import Group, Task
 
 if TYPE_CHECKING:
     from polar.cli.compose import Parts
-    from polar.train.loop import Evaluation
+    from polar.train.loop_state import Evaluation
 
 __all__ = ["run_training", "train"]
 

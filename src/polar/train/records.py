@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from polar.errors import JournalError
 
 if TYPE_CHECKING:
-    from polar.train.loop import Evaluation
+    from polar.train.loop_state import Evaluation
 
 __all__ = ["MetricsLog", "draw_curve", "terminal_curve", "write_json"]
 
@@ -114,7 +114,7 @@ def terminal_curve(rows: Sequence[Mapping[str, object]], *, width: int) -> str:
     plotext.plot(steps, rates, marker="dot", label="pass rate")
     plotext.plot(steps, smoothed(rates), marker="braille", label="mean of 5")
     plotext.xlabel("step")
-    return str(plotext.build())
+    return str(plotext.uncolorize(plotext.build()))
 
 
 def training_curve(rows: Sequence[Mapping[str, object]]) -> tuple[list[int], list[float]]:

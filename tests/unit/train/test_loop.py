@@ -8,7 +8,7 @@ import pytest
 from loop_cases import Bench
 
 from polar.errors import ConfigError, JournalError, TrainingError
-from polar.train.loop import LoopState, wilson_interval
+from polar.train.loop_state import LoopState, wilson_interval
 
 TIMES = {"rollout_s", "train_s", "spent_s"}
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from polar.errors import JournalError
-from polar.train.loop import Evaluation
+from polar.train.loop_state import Evaluation
 from polar.train.records import MetricsLog, draw_curve, smoothed, terminal_curve, write_json
 
 

@@ -1,0 +1,60 @@
+"""Names of sessions, rewards of outcomes, and the scripted expert."""
+
+import pytest
+
+from polar.engines import SampleRequest
+from polar.errors import EngineError
+from polar.rollout import ExpertEngine, Plan
+from polar.rollout.service import reward_of
+from polar.types import Cancelled, Completed, Failed, Grade, Message, Sampling, SessionId, TimedOut
+
+
+def test_a_plan_names_the_same_sessions_every_time_and_none_twice():
+    plan, again = (Plan(tasks=(), samples=3, phase="train", step=7) for _ in range(2))
+    names = [plan.session_id(task, sample) for task in range(12) for sample in range(12)]
+    assert names == [again.session_id(task, sample) for task in range(12) for sample in range(12)]
+    assert len(set(names)) == 144
+    assert names == sorted(names)
+    assert all(plan.session_id(task, 0).startswith(plan.group_id(task) + "-") for task in range(12))
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reward"),
+    [
+        (Completed(Grade(0.5, False), 0), 0.5),
+        (TimedOut("running", Grade(1.0, True)), 1.0),
+        (TimedOut("grading"), 0.0),
+        (Failed("running", "broken"), 0.0),
+        (Cancelled("stopped"), 0.0),
+    ],
+)
+def test_only_what_was_graded_has_earned_anything(outcome, reward):
+    assert reward_of(outcome) == reward
+
+
+def encode(message: Message) -> list[int]:
+    return [*message.content.encode(), 0]
+
+
+def request(session: str) -> SampleRequest:
+    return SampleRequest([1, 2], Sampling(), affinity=session)
+
+
+async def said(engine: ExpertEngine, session: str) -> bytes:
+    (chunk,) = [chunk async for chunk in engine.sample(request(session))]
+    assert chunk.finish_reason == "stop"
+    assert set(chunk.logprobs) == {0.0}
+    return bytes(chunk.token_ids[:-1])
+
+
+async def test_the_expert_gives_each_session_its_own_turns_in_order():
+    engine = ExpertEngine(encode)
+    for name, turns in (("a", ("one", "two")), ("b", ("three",))):
+        engine.prepare({SessionId(name): [Message("assistant", turn) for turn in turns]})
+    assert [await said(engine, name) for name in "aba"] == [b"one", b"three", b"two"]
+
+
+async def test_the_expert_says_when_it_is_asked_more_than_it_knows():
+    engine = ExpertEngine(encode)
+    with pytest.raises(EngineError, match="no further turn"):
+        await said(engine, "a")
