@@ -19,12 +19,12 @@ class EmbeddedSettings(BaseModel):
 
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the matrix products. `float32` agrees with the trainer to about 1e-5 in a
-    logprob; `bfloat16` samples faster and agrees to about 1e-2."""
+    logprob; `bfloat16` samples faster and agrees to a few 1e-2."""
     max_concurrency: Count = 16
     """Requests sampled at once, and conversations whose keys and values are kept."""
     max_context: Annotated[int, Field(ge=2)] | None = None
     """Longest prompt and reply in tokens; absent: the model's own window."""
-    prefill_tokens: Count = 512
+    prefill_tokens: Count = 1024
     """Most prompt tokens computed in one step; running replies wait that long at most."""
     chunk_tokens: Count = 8
     """Sampled tokens handed over together, after the first; more of them, less overhead."""

@@ -6,22 +6,35 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = ["attend_one", "attend_run", "causal_bias"]
+__all__ = ["attend_run", "causal_bias", "decode"]
 
 
-def attend_one(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
-    """Let one token attend to its sequence; the heads of a group share one product.
+def decode(  # noqa: PLR0913 - a kernel's operands
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    *,
+    slots: Tensor,
+    lengths: Tensor,
+    scale: float,
+) -> Tensor:
+    """Store the new keys and values of some rows and let each attend; see `native.Decode`.
 
-    Args:
-        query: [kv_heads, group, head_dim].
-        keys: [kv_heads, context, head_dim], up to and with the token itself.
-        values: As `keys`.
-        scale: Factor of the scores.
-
-    Returns:
-        [kv_heads, group, head_dim].
+    The query heads of a group stand as rows of one product, so that no key is copied for each.
     """
-    return F.scaled_dot_product_attention(query[None], keys[None], values[None], scale=scale)[0]
+    keys[slots, :, lengths - 1] = key
+    values[slots, :, lengths - 1] = value
+    output = torch.empty_like(query)
+    for row, (slot, length) in enumerate(zip(slots.tolist(), lengths.tolist(), strict=True)):
+        output[row] = F.scaled_dot_product_attention(
+            query[row, None],
+            keys[slot, None, :, :length],
+            values[slot, None, :, :length],
+            scale=scale,
+        )[0]
+    return output
 
 
 def attend_run(
@@ -39,7 +52,7 @@ def attend_run(
     Returns:
         [tokens, kv_heads, group, head_dim].
     """
-    output = F.scaled_dot_product_attention(
+    output: Tensor = F.scaled_dot_product_attention(
         query.flatten(1, 2).transpose(0, 1)[None],  # [1, heads, tokens, head_dim]
         keys[None],
         values[None],
@@ -48,7 +61,7 @@ def attend_run(
         scale=scale,
         enable_gqa=True,
     )
-    return output[0].transpose(0, 1).unflatten(1, query.shape[1:3])
+    return output[0].transpose(0, 1).reshape(query.shape)
 
 
 def causal_bias(start: int, length: int) -> Tensor | None:

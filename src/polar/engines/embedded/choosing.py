@@ -66,7 +66,7 @@ def _try_fused(model: PreTrainedModel) -> FusedPass | None:
 def _own_logprobs(model: PreTrainedModel) -> Tensor:
     """Give the model's logprobs behind each end: [ends, vocabulary]."""
     tokens = torch.tensor([_trial_tokens(model.config.get_text_config().vocab_size)])
-    logits = model(tokens, use_cache=False).logits[0].float()
+    logits: Tensor = model(tokens, use_cache=False).logits[0].float()
     return logits[[end - 1 for end in _TRIAL_ENDS]].log_softmax(dim=-1)
 
 

@@ -8,10 +8,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from polar.engines.base import Capabilities, Chunk, SampleRequest
+from polar.engines.embedded.attention import decode
 from polar.engines.embedded.choosing import choose_pass
+from polar.engines.embedded.native import compile_decode
 from polar.engines.embedded.slots import SlotTable
 from polar.engines.embedded.step import KeyValueCache
 from polar.engines.embedded.weights import load_folder
@@ -47,13 +49,17 @@ class EmbeddedEngine:
         self._vocabulary = text.vocab_size
         window = text.max_position_embeddings
         self.max_context = min(window, self.settings.max_context or window)
+        head_dim = _head_dim(text)
+        kernel = compile_decode(head_dim, text.num_attention_heads // text.num_key_value_heads)
         cache = KeyValueCache(
             layers=text.num_hidden_layers,
             slots=self.settings.max_concurrency,
             kv_heads=text.num_key_value_heads,
             max_context=self.max_context,
-            head_dim=_head_dim(model),
+            head_dim=head_dim,
+            decode=kernel or decode,
         )
+        self._kernel = "native" if kernel else "torch"
         self._pass = choose_pass(model, cache, self.settings)
         self._worker = Worker(
             self._pass.forward, cache, SlotTable(self.settings.max_concurrency), self.settings
@@ -107,7 +113,8 @@ class EmbeddedEngine:
             token_ids=True,
             logprobs=True,
             weight_updates=True,
-            detail=f"embedded, {self._pass.name} pass, {self.settings.dtype}, "
+            detail=f"embedded, {self._pass.name} pass, {self._kernel} attention, "
+            f"{self.settings.dtype}, "
             f"torch {torch.__version__}, {torch.get_num_threads()} threads",
         )
 
@@ -162,10 +169,10 @@ class EmbeddedEngine:
         return room if wanted is None else min(room, wanted)
 
 
-def _head_dim(model: PreTrainedModel) -> int:
-    text = model.config.get_text_config()
+def _head_dim(text: PreTrainedConfig) -> int:
     declared: int | None = getattr(text, "head_dim", None)  # absent from many configurations
-    return declared or text.hidden_size // text.num_attention_heads
+    hidden: int = text.hidden_size
+    return declared or hidden // int(text.num_attention_heads)
 
 
 def _deliver(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AttentionInterface, PreTrainedModel
 
 from polar.engines.embedded.step import Step
@@ -56,8 +56,8 @@ class ModelPass:
         return logits
 
 
-def _attend(  # noqa: PLR0913 - the signature is transformers'
-    module: nn.Module,
+def _attend(  # noqa: PLR0913, PLR0917 - the signature is transformers'
+    module: Any,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -78,12 +78,12 @@ def _attend(  # noqa: PLR0913 - the signature is transformers'
         )
     index = module.layer_idx
     layers_seen.append(index)
-    kv_heads, head_dim = key.shape[1], key.shape[3]
+    kv_heads, rows, head_dim = key.shape[1:]
     output = step.attend(
         index,
-        query[0].transpose(0, 1).unflatten(1, (kv_heads, -1)).float(),
+        query[0].transpose(0, 1).float().reshape(rows, kv_heads, -1, head_dim),
         key[0].transpose(0, 1).float(),
         value[0].transpose(0, 1).float(),
         scale=head_dim**-0.5 if scaling is None else scaling,
     )
-    return output.to(query.dtype).view(1, query.shape[2], query.shape[1], head_dim), None
+    return output.to(query.dtype).view(1, rows, -1, head_dim), None

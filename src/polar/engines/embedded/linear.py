@@ -56,6 +56,5 @@ def _joint_bias(modules: tuple[nn.Linear, ...], dtype: torch.dtype) -> Tensor | 
 
 
 def _can_pack() -> bool:
-    return torch.backends.mkldnn.is_available() and hasattr(
-        torch.ops.mkldnn, "_reorder_linear_weight"
-    )
+    available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return available and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")

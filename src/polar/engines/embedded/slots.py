@@ -29,7 +29,7 @@ class Placement:
 
 
 class SlotTable:
-    """Slots that keep their tokens after a reply ends, for prompts that begin with the same ones."""
+    """Slots that keep their tokens after a reply ends, for prompts that begin with them."""
 
     def __init__(self, count: int) -> None:
         self._slots = [Slot(index) for index in range(count)]

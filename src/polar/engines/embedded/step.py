@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from polar.engines.embedded.attention import attend_one, attend_run, causal_bias
+from polar.engines.embedded.attention import attend_run, causal_bias, decode
+from polar.engines.embedded.native import Decode
 
 __all__ = ["KeyValueCache", "Run", "Step"]
 
@@ -32,14 +33,30 @@ class KeyValueCache:
     """Keys and values of every slot, written in place.
 
     Memory is taken from the system only as far as a slot has ever been filled.
+
+    Args:
+        layers: Number of layers.
+        slots: Number of sequences.
+        kv_heads: Key-value heads of a layer.
+        max_context: Most tokens of a sequence.
+        head_dim: Size of a head.
+        decode: How rows of one token attend.
     """
 
     def __init__(
-        self, *, layers: int, slots: int, kv_heads: int, max_context: int, head_dim: int
+        self,
+        *,
+        layers: int,
+        slots: int,
+        kv_heads: int,
+        max_context: int,
+        head_dim: int,
+        decode: Decode = decode,
     ) -> None:
         shape = (slots, kv_heads, max_context, head_dim)
         self.keys = [torch.empty(shape) for _ in range(layers)]  # [slots, kv_heads, context, dim]
         self.values = [torch.empty(shape) for _ in range(layers)]
+        self.decode = decode
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Give a slot the first `length` positions of another."""
@@ -61,7 +78,7 @@ class Step:
         self._ones = [run for run in self.runs if len(run.token_ids) == 1]
         self._many = [run for run in self.runs if len(run.token_ids) > 1]
         self._one_slots = torch.tensor([run.slot for run in self._ones])
-        self._one_positions = torch.tensor([run.start for run in self._ones])
+        self._one_lengths = torch.tensor([run.end for run in self._ones])
         self._biases = [causal_bias(run.start, len(run.token_ids)) for run in self._many]
         self.token_ids = torch.tensor([t for run in self.runs for t in run.token_ids])  # [rows]
         self.positions = torch.tensor(
@@ -89,11 +106,15 @@ class Step:
         ones = len(self._ones)
         output = torch.empty_like(query)
         if ones:
-            keys[self._one_slots, :, self._one_positions] = key[:ones]
-            values[self._one_slots, :, self._one_positions] = value[:ones]
-        for row, run in enumerate(self._ones):
-            output[row] = attend_one(
-                query[row], keys[run.slot, :, : run.end], values[run.slot, :, : run.end], scale
+            output[:ones] = self._cache.decode(
+                query[:ones].contiguous(),
+                key[:ones].contiguous(),
+                value[:ones].contiguous(),
+                keys,
+                values,
+                slots=self._one_slots,
+                lengths=self._one_lengths,
+                scale=scale,
             )
         row = ones
         for run, bias in zip(self._many, self._biases, strict=True):
