@@ -6,8 +6,8 @@
 
 Separate sequences are what a trainer without sharing does: the plain model (SDPA), one sequence at
 a time, logits of the reply only, the same loss. Each way runs in a fresh process, so that peak
-memory is its own. Prints one JSON object a comparison: seconds are the best of `--repeat` passes
-after a first one; on a machine that others use too, compare the CPU seconds of `--threads 1`.
+memory is its own. Prints one JSON object a comparison: seconds are the best of `--repeat` passes;
+on a machine that others use too, compare the CPU seconds of `--threads 1`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from polar.train.attention import ATTENTION_NAME
-from polar.train.memory import keep_freed_memory
+from polar.train.memory import reusing_memory
 from polar.train.policy import Policy
 from polar.train.tree_batch import build_tree
 from polar.types import Trace
@@ -63,18 +63,18 @@ def tree_pass(model: PreTrainedModel, traces: list[Trace]) -> float:
     return float(loss.detach())
 
 
+@reusing_memory()
 def measure(
     way: str, options: argparse.Namespace, shape: tuple[int, int, int], folder: str
 ) -> None:
     torch.set_num_threads(options.threads)
-    keep_freed_memory()
     model = AutoModelForCausalLM.from_pretrained(options.model, dtype=getattr(torch, options.dtype))
     if way == "tree":
         model.set_attn_implementation(ATTENTION_NAME)
     one_pass = tree_pass if way == "tree" else separate_pass
     traces = make_traces(*shape, model.config.vocab_size)
     walls, cpus = [], []
-    for _ in range(options.repeat + 1):
+    for _ in range(options.repeat):
         model.zero_grad(set_to_none=False)
         wall, cpu = time.perf_counter(), time.process_time()
         loss = one_pass(model, traces)
@@ -85,8 +85,8 @@ def measure(
     torch.save(
         {
             "loss": loss,
-            "wall_s": min(walls[1:]),
-            "cpu_s": min(cpus[1:]),
+            "wall_s": min(walls),
+            "cpu_s": min(cpus),
             "peak_mb": peak_mb,
             "gradients": gradients,
         },
@@ -139,7 +139,7 @@ def main() -> None:
     parser.add_argument("model", help="a folder or hub id of a causal language model")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--repeat", type=int, default=2)
+    parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--prompt", type=int, default=900)
     parser.add_argument("--reply", type=int, default=150)
     parser.add_argument("--sessions", type=int, default=8)

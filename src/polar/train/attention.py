@@ -65,18 +65,17 @@ def tree_attention(layout: TreeLayout) -> Iterator[TreeContext]:
         _current.reset(token)
 
 
-def checkpoint_layers(model: PreTrainedModel) -> None:
-    """Let every layer keep only its input and be computed again in the backward pass.
+def checkpoint_layers(model: PreTrainedModel, enabled: bool) -> None:
+    """Choose whether layers keep only their input and are computed again in the backward pass.
 
     The backward pass runs after `tree_attention` was left, so the recomputation enters it again.
     """
     for layer in model.modules():
         if isinstance(layer, GradientCheckpointingLayer):
-            layer.gradient_checkpointing = True
+            layer.gradient_checkpointing = layer.training = enabled
             layer._gradient_checkpointing_func = partial(
                 checkpoint, use_reentrant=False, context_fn=_recompute_contexts
             )
-    model.train()
 
 
 def tree_attention_forward(  # noqa: PLR0913, PLR0917 - the signature is transformers'

@@ -26,7 +26,7 @@ class StepMetrics:
     trained_tokens: int
     """Sampled tokens with an advantage, once each."""
     dropped_tokens: int
-    """Sampled tokens of traces that are longer than `max_tokens_per_batch`."""
+    """Sampled tokens of traces that are longer than `max_trace_tokens`."""
     tree_tokens: int
     """Tokens that were computed."""
     sequence_tokens: int
@@ -61,7 +61,7 @@ class SupervisedMetrics:
     trained_tokens: int
     """Sampled tokens, once each and epoch."""
     dropped_tokens: int
-    """Sampled tokens of traces that are longer than `max_tokens_per_batch`, each epoch."""
+    """Sampled tokens of traces that are longer than `max_trace_tokens`, each epoch."""
     tree_tokens: int
     sequence_tokens: int
     train_s: float

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from polar.errors import TrainingError
-from polar.train.attention import tree_attention
+from polar.train.attention import checkpoint_layers, tree_attention
 from polar.train.head import sampled_logprobs
 from polar.train.tree_batch import TreeBatch
 
@@ -26,6 +26,8 @@ class Policy:
     """The sampling temperature; logits are divided by it."""
     logits_per_chunk: int = 256
     """Positions whose logits are in memory at once."""
+    checkpoint_above: int | None = None
+    """Trees with more nodes are computed with gradient checkpointing."""
 
     def logprobs(self, batch: TreeBatch) -> tuple[Tensor, Tensor]:
         """Compute the logprob of every sample of a batch, with gradient.
@@ -49,6 +51,8 @@ class Policy:
     def _hidden(self, batch: TreeBatch) -> Tensor:
         """Last hidden state of every node: [nodes, hidden_size]."""
         layers = self.model.config.get_text_config().num_hidden_layers
+        limit = self.checkpoint_above
+        checkpoint_layers(self.model, limit is not None and batch.token_ids.size > limit)
         with tree_attention(batch.layout) as tree:
             hidden: Tensor = self.model.base_model(
                 input_ids=torch.from_numpy(batch.token_ids).long().to(self.model.device)[None],

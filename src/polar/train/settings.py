@@ -75,12 +75,15 @@ class TrainSettings(BaseModel):
     """Passes over the groups of a step."""
     minibatches_per_step: Annotated[int, Field(ge=1)] = 1
     """Optimizer steps that the groups of a step are divided among, in each pass."""
-    max_tokens_per_batch: Annotated[int, Field(ge=1)] = 4096
-    """Most unique tokens in one pass; longer traces are dropped and counted."""
+    max_tokens_per_batch: Annotated[int, Field(ge=1)] = 2048
+    """Most unique tokens in one forward and backward pass. A longer trace makes a pass of its own,
+    with gradient checkpointing."""
+    max_trace_tokens: Annotated[int, Field(ge=1)] = 16384
+    """Longer traces are dropped and counted."""
     logits_per_chunk: Annotated[int, Field(ge=1)] = 256
     """Positions whose logits are in memory at once."""
     gradient_checkpointing: bool = False
-    """Recompute each layer in the backward pass, for less memory and a third more time."""
+    """Compute each layer again in the backward pass, for less memory and a third more time."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """What is computed in; the optimizer's weights are float32 either way."""
     train_embeddings: bool = True

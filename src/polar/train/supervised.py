@@ -9,6 +9,7 @@ import numpy as np
 
 from polar.train.optimizer import Optimizer
 from polar.train.policy import Policy
+from polar.train.settings import TrainSettings
 from polar.train.tree_batch import TreeBatch, plan_batches
 from polar.types import Trace, Trajectory
 
@@ -40,7 +41,7 @@ def plan_supervised(
     *,
     epochs: int,
     batch_sessions: int,
-    max_tokens: int,
+    settings: TrainSettings,
     order: np.random.Generator,
 ) -> SupervisedPlan:
     """Shuffle the sessions anew for each epoch and merge each optimizer step's into trees."""
@@ -50,7 +51,11 @@ def plan_supervised(
         steps = []
         for start in range(0, len(shuffled), batch_sessions):
             traces = _traces(trajectories[i] for i in shuffled[start : start + batch_sessions])
-            batches, long = plan_batches(traces, max_tokens=max_tokens)
+            batches, long = plan_batches(
+                traces,
+                max_tokens=settings.max_tokens_per_batch,
+                max_trace_tokens=settings.max_trace_tokens,
+            )
             dropped += sum(int(traces[i].loss_mask.sum()) for i in long)
             if batches:
                 steps.append(tuple(batches))

@@ -16,7 +16,7 @@ from polar.errors import TrainingError
 from polar.train.checkpoint import replace_folder, replacing_file
 from polar.train.lessons import Lesson, group_lessons
 from polar.train.loss import PolicyLoss, policy_loss
-from polar.train.memory import keep_freed_memory
+from polar.train.memory import reusing_memory
 from polar.train.metrics import StepMetrics, SupervisedMetrics
 from polar.train.optimizer import Optimizer
 from polar.train.policy import Policy
@@ -51,7 +51,6 @@ class Trainer:
     """Trains a causal language model on trajectories.
 
     The model given is the one to sample from: what it computes follows every step, in place.
-    On CPU the process's allocator is told to keep freed memory (see `keep_freed_memory`).
 
     Args:
         model: Any transformers causal language model with standard attention.
@@ -78,16 +77,20 @@ class Trainer:
         self.model = model
         self.settings = settings
         self.weight_version = 0
-        if model.device.type == "cpu":
-            keep_freed_memory()
         self._clock = clock
         self._order = np.random.default_rng(settings.seed)
         self._weights = Weights.of(model, settings)
         self._policy = Policy(
-            self._weights.working, settings.temperature, settings.logits_per_chunk
+            self._weights.working,
+            temperature=settings.temperature,
+            logits_per_chunk=settings.logits_per_chunk,
+            checkpoint_above=0
+            if settings.gradient_checkpointing
+            else settings.max_tokens_per_batch,
         )
         self._optimizer = self._new_optimizer(settings.lr, settings.warmup_steps)
 
+    @reusing_memory()
     def step(self, groups: Sequence[Group], *, progress: Progress | None = None) -> StepMetrics:
         """Take the optimizer steps that the groups of one rollout are worth.
 
@@ -116,6 +119,7 @@ class Trainer:
             train_s=self._clock() - started,
         )
 
+    @reusing_memory()
     def supervised(
         self,
         trajectories: Sequence[Trajectory],
@@ -145,7 +149,7 @@ class Trainer:
             trajectories,
             epochs=epochs,
             batch_sessions=batch_sessions,
-            max_tokens=self.settings.max_tokens_per_batch,
+            settings=self.settings,
             order=self._order,
         )
         if not plan.batches:
@@ -167,6 +171,7 @@ class Trainer:
             train_s=self._clock() - started,
         )
 
+    @reusing_memory()
     @torch.no_grad()
     def logprobs(self, traces: Sequence[Trace]) -> list[FloatArray]:
         """Compute the logprobs of the trained tokens of some traces under the current weights.
@@ -175,13 +180,13 @@ class Trainer:
             float32 [seq] for each trace; 0 where the loss mask is false.
 
         Raises:
-            TrainingError: A trace is longer than `max_tokens_per_batch`.
+            TrainingError: A trace is longer than `max_trace_tokens`.
         """
         batches, long = self._trees(traces)
         if long:
             raise TrainingError(
-                f"{len(long)} traces are longer than {self.settings.max_tokens_per_batch} tokens",
-                fix="Raise max_tokens_per_batch.",
+                f"{len(long)} traces are longer than {self.settings.max_trace_tokens} tokens",
+                fix="Raise max_trace_tokens.",
             )
         found = [np.zeros(trace.token_ids.size, np.float32) for trace in traces]
         for batch in batches:
@@ -289,7 +294,11 @@ class Trainer:
                 return
 
     def _trees(self, traces: Sequence[Trace]) -> tuple[list[TreeBatch], tuple[int, ...]]:
-        return plan_batches(traces, max_tokens=self.settings.max_tokens_per_batch)
+        return plan_batches(
+            traces,
+            max_tokens=self.settings.max_tokens_per_batch,
+            max_trace_tokens=self.settings.max_trace_tokens,
+        )
 
     def _new_optimizer(self, lr: float, warmup_steps: int) -> Optimizer:
         return Optimizer(self._weights, self.settings, lr=lr, warmup_steps=warmup_steps)

@@ -50,18 +50,20 @@ class TreeBatch:
 
 
 def plan_batches(
-    traces: Sequence[Trace], *, max_tokens: int
+    traces: Sequence[Trace], *, max_tokens: int, max_trace_tokens: int
 ) -> tuple[list[TreeBatch], tuple[int, ...]]:
     """Divide traces into trees of at most `max_tokens` nodes, recomputing as few as possible.
 
     A tree that is too large is cut between two traces; the prefix that they share is then
-    computed in both parts.
+    computed in both parts. A trace with more than `max_tokens` is a batch of its own.
 
     Returns:
-        The batches, and the indices of the traces that are longer than `max_tokens` (dropped).
+        The batches, and the indices of the traces longer than `max_trace_tokens` (dropped).
     """
-    dropped = tuple(i for i, t in enumerate(traces) if t.token_ids.size > max_tokens)
-    order = _lexicographic(traces, [i for i, t in enumerate(traces) if _fits(t, max_tokens)])
+    dropped = tuple(i for i, t in enumerate(traces) if t.token_ids.size > max_trace_tokens)
+    order = _lexicographic(
+        traces, [i for i, t in enumerate(traces) if 0 < t.token_ids.size <= max_trace_tokens]
+    )
     shared = _shared_prefixes(traces, order)
     cuts = _best_cuts([traces[i].token_ids.size for i in order], shared, max_tokens)
     return [
@@ -78,10 +80,6 @@ def build_tree(traces: Sequence[Trace]) -> TreeBatch:
     """
     order = _lexicographic(traces, list(range(len(traces))))
     return _build(traces, order, _shared_prefixes(traces, order))
-
-
-def _fits(trace: Trace, max_tokens: int) -> bool:
-    return 0 < trace.token_ids.size <= max_tokens
 
 
 def _lexicographic(traces: Sequence[Trace], indices: list[int]) -> list[int]:
@@ -104,14 +102,15 @@ def _common(first: IntArray, second: IntArray) -> int:
 
 
 def _best_cuts(lengths: Sequence[int], shared: Sequence[int], max_tokens: int) -> list[int]:
-    """Boundaries of consecutive parts with the fewest nodes in all, none above `max_tokens`."""
+    """Boundaries of consecutive parts of at most `max_tokens` nodes, with the fewest in all."""
     best = [0] + [2**62] * len(lengths)
     start_of = [0] * (len(lengths) + 1)
     for end in range(1, len(lengths) + 1):
         tail = 0  # nodes that the traces after `start` add to a part that ends before `end`
         for start in range(end - 1, -1, -1):
             nodes = lengths[start] + tail
-            if nodes <= max_tokens and best[start] + nodes < best[end]:
+            alone = start == end - 1
+            if (alone or nodes <= max_tokens) and best[start] + nodes < best[end]:
                 best[end], start_of[end] = best[start] + nodes, start
             tail += lengths[start] - shared[start]
             if tail >= max_tokens:

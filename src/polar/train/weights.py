@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from polar.errors import ConfigError, TrainingError
-from polar.train.attention import ATTENTION_NAME, checkpoint_layers
+from polar.train.attention import ATTENTION_NAME
 from polar.train.lora import Adapter, adapt
 from polar.train.settings import TrainSettings
 
@@ -53,8 +53,6 @@ class Weights:
                 fix="Load it in float32, or set dtype to that of the weights.",
             )
         working = _working_copy(model, dtype)
-        if settings.gradient_checkpointing:
-            checkpoint_layers(working)
         if settings.lora is not None:
             return cls._adapted(working, model, settings)
         _freeze(model, settings)

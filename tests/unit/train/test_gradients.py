@@ -8,7 +8,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from train_cases import branching_traces, make_model, make_trace
 
-from polar.train.attention import ATTENTION_NAME, checkpoint_layers
+from polar.train.attention import ATTENTION_NAME
 from polar.train.policy import Policy
 from polar.train.tree_batch import build_tree, plan_batches
 
@@ -37,13 +37,13 @@ def separate_gradients(model, traces, temperature=1.0):
     return values.detach(), gradients_of(model, (values * coefficients(values.numel())).sum())
 
 
-def tree_gradients(model, traces, *, max_tokens=10_000, temperature=1.0):
+def tree_gradients(model, traces, *, max_tokens=10_000, temperature=1.0, checkpoint_above=None):
     """The same through trees, samples put back into the order of the traces."""
     counts = [int(t.loss_mask.sum()) for t in traces]
     starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
     share, values, loss = coefficients(sum(counts)), torch.empty(sum(counts)), 0.0
-    policy = Policy(model, temperature, logits_per_chunk=5)
-    for batch in plan_batches(traces, max_tokens=max_tokens)[0]:
+    policy = Policy(model, temperature, logits_per_chunk=5, checkpoint_above=checkpoint_above)
+    for batch in plan_batches(traces, max_tokens=max_tokens, max_trace_tokens=1000)[0]:
         logprobs, _ = policy.logprobs(batch)
         rank = [
             int(traces[i].loss_mask[:p].sum())
@@ -91,8 +91,7 @@ def test_checkpointed_layers_have_the_gradients_of_separate_sequences():
     model, traces = make_model(), branching_traces()
     expected = separate_gradients(model, traces)
     model.set_attn_implementation(ATTENTION_NAME)
-    checkpoint_layers(model)
-    assert_same(tree_gradients(model, traces), expected)
+    assert_same(tree_gradients(model, traces, checkpoint_above=0), expected)
 
 
 def test_double_precision_agrees_to_rounding():

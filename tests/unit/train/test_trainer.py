@@ -133,7 +133,7 @@ def test_sessions_without_a_trained_token_are_an_error():
 
 def test_a_trace_that_is_too_long_is_dropped_and_counted():
     trainer = make_trainer()
-    short = make_trainer(max_tokens_per_batch=7)
+    short = make_trainer(max_trace_tokens=7)
     metrics = short.step([group_for(trainer)])
     assert metrics.dropped_tokens == 4
     assert metrics.trained_tokens == 5

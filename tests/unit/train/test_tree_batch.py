@@ -65,9 +65,11 @@ def test_every_sample_is_predicted_by_its_exact_context(traces):
         assert token == ids[position]
 
 
-@given(trace_lists(), st.integers(3, 30))
-def test_every_sample_is_in_one_batch_or_its_trace_is_dropped(traces, max_tokens):
-    batches, dropped = plan_batches(traces, max_tokens=max_tokens)
+@given(trace_lists(), st.integers(3, 30), st.integers(3, 10))
+def test_every_sample_is_in_one_batch_or_its_trace_is_dropped(traces, max_tokens, max_trace_tokens):
+    batches, dropped = plan_batches(
+        traces, max_tokens=max_tokens, max_trace_tokens=max_trace_tokens
+    )
     samples = [
         (int(t), int(p))
         for batch in batches
@@ -80,8 +82,18 @@ def test_every_sample_is_in_one_batch_or_its_trace_is_dropped(traces, max_tokens
         for p in np.flatnonzero(trace.loss_mask)
     ]
     assert sorted(samples) == expected
-    assert all(batch.token_ids.size <= max_tokens for batch in batches)
-    assert set(dropped) == {i for i, t in enumerate(traces) if t.token_ids.size > max_tokens}
+    assert all(
+        batch.token_ids.size <= max_tokens or batch.token_ids.size == batch.sequence_tokens
+        for batch in batches
+    )
+    assert set(dropped) == {i for i, t in enumerate(traces) if t.token_ids.size > max_trace_tokens}
+
+
+def test_a_trace_above_the_budget_is_a_batch_of_its_own():
+    traces = [make_trace([1] * 4 + [k] * n, [4]) for k, n in ((2, 2), (3, 20), (4, 2))]
+    batches, dropped = plan_batches(traces, max_tokens=8, max_trace_tokens=24)
+    assert sorted(batch.token_ids.size for batch in batches) == [6, 6, 24]
+    assert dropped == ()
 
 
 @given(trace_lists())
@@ -101,7 +113,7 @@ def test_the_order_of_traces_does_not_change_the_tree(traces):
 def test_a_tree_is_cut_where_the_least_is_computed_again():
     first, second = [1] * 10, [2] * 10
     traces = [make_trace(trunk + [k] * 3, [11]) for trunk in (first, second) for k in (3, 4, 5)]
-    batches, _ = plan_batches(traces, max_tokens=19)
+    batches, _ = plan_batches(traces, max_tokens=19, max_trace_tokens=19)
     assert [batch.token_ids.size for batch in batches] == [19, 19]
 
 
