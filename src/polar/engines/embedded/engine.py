@@ -171,8 +171,8 @@ class EmbeddedEngine:
 
 def _head_dim(text: PreTrainedConfig) -> int:
     declared: int | None = getattr(text, "head_dim", None)  # absent from many configurations
-    hidden: int = text.hidden_size
-    return declared or hidden // int(text.num_attention_heads)
+    derived: int = text.hidden_size // text.num_attention_heads
+    return derived if declared is None else declared
 
 
 def _deliver(

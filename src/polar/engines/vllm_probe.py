@@ -1,0 +1,101 @@
+"""Find out by sampling what a vLLM server can be used for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from polar.engines.vllm_http import get_json, raise_for_status, unreachable
+from polar.errors import EngineError, EngineRefused
+
+__all__ = ["Found", "probe_server"]
+
+_PROMPT = (1, 2, 3, 4)
+_COOL = 0.5
+_ALTERNATIVES = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a server is."""
+
+    model: str
+    max_context: int
+    server_version: str
+    label: str
+    """What the server calls its present weights."""
+    processed: bool
+    """Whether logprobs are of the distribution after temperature."""
+    weight_updates: bool
+
+
+async def probe_server(client: httpx.AsyncClient, model: str | None) -> Found:
+    """Probe a server.
+
+    Args:
+        client: Of the server.
+        model: Name the model is served under; absent: the first in the server's list.
+
+    Raises:
+        EngineRefused: Token ids or logprobs are missing.
+        EngineError: It cannot be reached, or serves no such model.
+    """
+    served = (await get_json(client, "/v1/models"))["data"]
+    entry = next((each for each in served if model is None or each["id"] == model), None)
+    if entry is None:
+        raise EngineError(f"the server serves no model '{model}'", where=str(client.base_url))
+    warm = await _sample(client, entry["id"], 1.0)
+    cool = await _sample(client, entry["id"], _COOL)
+    spans = warm.get("weight_versions") or [{"version": ""}]
+    return Found(
+        model=entry["id"],
+        max_context=entry["max_model_len"],
+        server_version=(await get_json(client, "/version"))["version"],
+        label=spans[0]["version"],
+        processed=_is_processed(_logprobs(client, warm), _logprobs(client, cool)),
+        weight_updates=(await _get_status(client, "/is_paused")) == httpx.codes.OK,
+    )
+
+
+async def _sample(client: httpx.AsyncClient, model: str, temperature: float) -> dict[str, Any]:
+    """Sample one token, with the likeliest alternatives."""
+    parameters = {"max_tokens": 1, "temperature": temperature, "logprobs": _ALTERNATIVES}
+    body = {"model": model, "token_ids": _PROMPT, "sampling_params": parameters}
+    try:
+        response = await client.post("/inference/v1/generate", json=body)
+    except httpx.HTTPError as error:
+        raise unreachable(client, error) from error
+    await raise_for_status(response)
+    choice: dict[str, Any] = response.json()["choices"][0]
+    return choice
+
+
+def _logprobs(client: httpx.AsyncClient, choice: Mapping[str, Any]) -> dict[int, float]:
+    """Give the logprobs of the likeliest tokens by id."""
+    content = (choice.get("logprobs") or {}).get("content")
+    if not choice.get("token_ids") or not content:
+        raise EngineRefused(
+            "the server returns no token ids or no logprobs, so nothing could be trained on",
+            where=str(client.base_url),
+            fix="Start vLLM 0.32 or newer with --enable-scale-out.",
+        )
+    return {each["token_id"]: each["logprob"] for each in content[0]["top_logprobs"]}
+
+
+def _is_processed(warm: Mapping[int, float], cool: Mapping[int, float]) -> bool:
+    """Tell whether halving the temperature doubled the distances between logprobs."""
+    common = sorted(warm.keys() & cool.keys(), key=lambda token: warm[token])
+    if len(common) < 2:
+        return False
+    far = warm[common[-1]] - warm[common[0]]
+    return far > 0.0 and (cool[common[-1]] - cool[common[0]]) / far > (1.0 + 1.0 / _COOL) / 2
+
+
+async def _get_status(client: httpx.AsyncClient, path: str) -> int:
+    try:
+        return (await client.get(path)).status_code
+    except httpx.HTTPError as error:
+        raise unreachable(client, error) from error

@@ -1,0 +1,114 @@
+"""The wire format of vLLM's `/inference/v1/generate`, without I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import orjson
+
+from polar.engines.base import SampleRequest
+from polar.errors import EngineError, EngineRefused
+
+__all__ = ["Event", "Span", "generate_body", "read_event", "spread", "weight_label"]
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Sampled tokens `start` to before `end` are of the weights with this label."""
+
+    label: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What one server-sent event says of a request."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish_reason: FinishReason | None
+    spans: tuple[Span, ...]
+    """Of the whole reply; in the last event only."""
+
+
+def generate_body(request: SampleRequest, *, model: str, max_context: int) -> dict[str, Any]:
+    """Write a request, with every sampling parameter: servers have defaults of their own."""
+    sampling = request.sampling
+    room = max_context - len(request.prompt_ids)
+    parameters = {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k or 0,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "max_tokens": min(room, sampling.max_tokens or room),
+        "stop_token_ids": list(sampling.stop_token_ids),
+        "ignore_eos": True,
+        "seed": sampling.seed,
+        "logprobs": 0,
+        "detokenize": False,
+    }
+    return {
+        "model": model,
+        "token_ids": [int(token) for token in request.prompt_ids],
+        "sampling_params": parameters,
+        "stream": True,
+    }
+
+
+def read_event(line: str) -> Event | None:
+    """Read a line of the stream; blank lines and its end mark say nothing.
+
+    Raises:
+        EngineRefused: Token ids or logprobs are missing.
+        EngineError: The server reports an error.
+    """
+    data = line.removeprefix("data:").strip()
+    if data == line or data in {"", "[DONE]"}:
+        return None
+    message = orjson.loads(data)
+    if "choices" not in message:
+        raise EngineError(f"the server broke the stream off: {data[:200]}")
+    for choice in message["choices"]:
+        return _read_choice(choice)
+    return None
+
+
+def spread(spans: Sequence[Span], start: int, end: int) -> Iterator[Span]:
+    """Cut the spans to the tokens from `start` to before `end`."""
+    for span in spans:
+        low, high = max(span.start, start), min(span.end, end)
+        if low < high:
+            yield Span(span.label, low, high)
+
+
+def weight_label(version: int) -> str:
+    """Name a weight version for the server."""
+    return f"polar-{version}"
+
+
+def _read_choice(choice: Mapping[str, Any]) -> Event:
+    token_ids = choice.get("token_ids")
+    content = (choice.get("logprobs") or {}).get("content")
+    if token_ids is None or content is None or len(content) != len(token_ids):
+        raise EngineRefused(
+            "the server returns no token ids or no logprobs, so nothing could be trained on",
+            fix="Start vLLM 0.32 or newer with --enable-scale-out.",
+        )
+    reason = choice["finish_reason"]
+    if reason not in (None, "stop", "length"):
+        raise EngineError(f"the server ended the request: {reason}")
+    return Event(
+        token_ids=tuple(token_ids),
+        logprobs=tuple(entry["logprob"] for entry in content),
+        finish_reason=reason,
+        spans=tuple(
+            Span(span["version"], span["start"], span["end"])
+            for span in choice.get("weight_versions") or ()
+        ),
+    )
