@@ -15,6 +15,7 @@ from polar.errors import JournalError, TrainingError
 from polar.train.figures import figures_of, passed
 from polar.train.loop_settings import LoopSettings
 from polar.train.loop_state import Evaluation, LoopState, wilson_interval
+from polar.train.memory import release_freed_memory
 from polar.types import Group, Task, Trajectory
 
 if TYPE_CHECKING:
@@ -256,6 +257,7 @@ class TrainingLoop:
 
         await self._sync.before()
         await _to_its_end(lambda: learn(progress), on_cancel=stop.set)
+        await asyncio.to_thread(release_freed_memory)
         await self._sync.after(self._trainer.weight_version)
 
     def _tasks_of(self, step: int) -> tuple[Task, ...]:
