@@ -1,11 +1,43 @@
-"""Gives memory that was freed back to the system."""
+"""Memory that was freed: reused during a training pass, given back to the system after it."""
 
 from __future__ import annotations
 
 import ctypes
-import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-__all__ = ["release_freed_memory"]
+__all__ = ["release_freed_memory", "reusing_memory"]
+
+# Parameters of glibc's mallopt and their defaults, from malloc.h.
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_MAX = -4
+_M_ARENA_MAX = -8
+_DEFAULT_TRIM_THRESHOLD = 128 * 1024
+_DEFAULT_MMAP_MAX = 65536
+_NEVER = 2**31 - 1
+
+
+@contextmanager
+def reusing_memory() -> Iterator[None]:
+    """Let glibc's allocator keep freed memory until the end of the block, and then return all.
+
+    By default every large tensor is a fresh mapping whose pages the kernel clears at first touch:
+    10 to 20% of a training pass on a virtual machine. The whole process is affected. It is held to
+    one arena from then on, for the arenas of other threads cannot hold large blocks.
+    """
+    libc = _glibc()
+    if libc is None:
+        yield
+        return
+    libc.mallopt(_M_ARENA_MAX, 1)
+    libc.mallopt(_M_MMAP_MAX, 0)
+    libc.mallopt(_M_TRIM_THRESHOLD, _NEVER)
+    try:
+        yield
+    finally:
+        libc.mallopt(_M_MMAP_MAX, _DEFAULT_MMAP_MAX)
+        libc.mallopt(_M_TRIM_THRESHOLD, _DEFAULT_TRIM_THRESHOLD)
+        release_freed_memory()
 
 
 def release_freed_memory() -> None:
@@ -14,9 +46,14 @@ def release_freed_memory() -> None:
     Tensors of ever new sizes fragment its heap: a run of SmolLM2-135M holds 3.6 GB and keeps 4 GB
     more after one step, growing with each.
     """
-    if not sys.platform.startswith("linux"):
-        return
+    libc = _glibc()
+    if libc is not None:
+        libc.malloc_trim(0)
+
+
+def _glibc() -> ctypes.CDLL | None:
     try:
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
+        libc = ctypes.CDLL("libc.so.6")
+        return libc if libc.mallopt and libc.malloc_trim else None
     except (OSError, AttributeError):
-        return
+        return None
