@@ -91,15 +91,15 @@ def demo_config(  # noqa: PLR0913 - one parameter a flag
         "harness": {"name": harness, "settings": dict(_HARNESS_SETTINGS.get(harness, {}))},
         "tasks": {"family": "shell", "train_count": 512, "heldout_count": 96},
         "rollout": {"run_workers": 16, "max_tokens": 64},
-        "train": {"lr": 2e-5, "dtype": "bfloat16", "train_embeddings": False, "seed": seed},
+        "train": {"lr": 3e-5, "dtype": "bfloat16", "train_embeddings": False, "seed": seed},
         "loop": {
             "steps": steps,
             "minutes": minutes,
-            "tasks_per_step": 4,
+            "tasks_per_step": 6,
             "group_size": 8,
             "heldout_sessions": 96,
             "save_every": 5,
-            "warm_start": {"sessions": 32, "epochs": 1, "batch_sessions": 8, "lr": 5e-5},
+            "warm_start": {"sessions": 40, "epochs": 1, "batch_sessions": 8, "lr": 5e-5},
         },
     }
     if harness in _HARNESS_SETTINGS:
