@@ -64,6 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     given = list(sys.argv[1:] if arguments is None else arguments)
     given, debug = take_debug(given)
     # A termination request ends as Ctrl-C does: sandboxes are killed and the journal is closed.
+    # Shells start background jobs with Ctrl-C ignored, which would ignore both.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         _app(_chosen(given))(args=given, prog_name="polar")

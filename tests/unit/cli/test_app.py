@@ -38,9 +38,18 @@ def terminated() -> None:
 
 @pytest.fixture(autouse=True)
 def _restore_signals():
-    before = signal.getsignal(signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
-    signal.signal(signal.SIGTERM, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_a_job_that_a_shell_put_in_the_background_can_be_ended_all_the_same(polar):
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    code, _, _ = polar(command=terminated)
+
+    assert code == 130
 
 
 @pytest.fixture
