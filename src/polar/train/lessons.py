@@ -10,7 +10,7 @@ from polar.train.advantages import graded_sessions, group_advantages
 from polar.train.settings import TrainSettings
 from polar.types import Group, Trace, Trajectory
 
-__all__ = ["Lesson", "group_lessons"]
+__all__ = ["Lesson", "group_lessons", "overlong_tokens"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,8 @@ def group_lessons(groups: Sequence[Group], settings: TrainSettings) -> list[Less
     """Turn the groups of one optimizer step into weighted traces.
 
     Groups whose rewards do not differ yield none and do not count in the normaliser. Sessions
-    with advantage 0 in other groups count, but yield none: their gradient is 0.
+    with advantage 0 in other groups count, but yield none: their gradient is 0. Traces above
+    `max_trace_tokens` are left out everywhere.
     """
     credited = [c for group in groups for c in _credit(group, settings)]
     total = sum(c.tokens for c in credited)
@@ -42,9 +43,19 @@ def group_lessons(groups: Sequence[Group], settings: TrainSettings) -> list[Less
         Lesson(trace, c.advantage, _weight(c.tokens, total, len(credited), settings))
         for c in credited
         if c.advantage != 0.0
-        for trace in c.trajectory.traces
-        if trace.loss_mask.any()
+        for trace in _trained_traces(c.trajectory, settings)
     ]
+
+
+def overlong_tokens(groups: Sequence[Group], settings: TrainSettings) -> int:
+    """Count the sampled tokens of traces above `max_trace_tokens`."""
+    return sum(
+        int(trace.loss_mask.sum())
+        for group in groups
+        for trajectory in group.trajectories
+        for trace in trajectory.traces
+        if trace.token_ids.size > settings.max_trace_tokens
+    )
 
 
 def _credit(group: Group, settings: TrainSettings) -> list[_Credited]:
@@ -55,15 +66,23 @@ def _credit(group: Group, settings: TrainSettings) -> list[_Credited]:
         return []
     graded = graded_sessions(group)
     counted = [
-        _Credited(trajectory, float(advantage), _trained_tokens(trajectory))
+        _Credited(trajectory, float(advantage), _trained_tokens(trajectory, settings))
         for trajectory, advantage, kept in zip(group.trajectories, advantages, graded, strict=True)
         if kept
     ]
     return [c for c in counted if c.tokens > 0]
 
 
-def _trained_tokens(trajectory: Trajectory) -> int:
-    return sum(int(trace.loss_mask.sum()) for trace in trajectory.traces)
+def _trained_traces(trajectory: Trajectory, settings: TrainSettings) -> list[Trace]:
+    return [
+        trace
+        for trace in trajectory.traces
+        if trace.loss_mask.any() and trace.token_ids.size <= settings.max_trace_tokens
+    ]
+
+
+def _trained_tokens(trajectory: Trajectory, settings: TrainSettings) -> int:
+    return sum(int(trace.loss_mask.sum()) for trace in _trained_traces(trajectory, settings))
 
 
 def _weight(tokens: int, total: int, sessions: int, settings: TrainSettings) -> float:

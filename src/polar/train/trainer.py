@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from polar.errors import TrainingError
 from polar.train.checkpoint import replace_folder, replacing_file
-from polar.train.lessons import Lesson, group_lessons
+from polar.train.lessons import Lesson, group_lessons, overlong_tokens
 from polar.train.loss import PolicyLoss, policy_loss
 from polar.train.memory import reusing_memory
 from polar.train.metrics import StepMetrics, SupervisedMetrics
@@ -44,7 +44,6 @@ class _Minibatch:
     """float32 [traces]"""
     weights: FloatArray
     """float32 [traces]; each trained token's share of the loss."""
-    dropped_tokens: int
 
 
 class Trainer:
@@ -78,7 +77,6 @@ class Trainer:
         self.settings = settings
         self.weight_version = 0
         self._clock = clock
-        self._order = np.random.default_rng(settings.seed)
         self._weights = Weights.of(model, settings)
         self._policy = Policy(
             self._weights.working,
@@ -115,7 +113,7 @@ class Trainer:
             weight_version=self.weight_version,
             groups=len(groups),
             groups_without_spread=len(groups) - len(learnable),
-            dropped_tokens=sum(m.dropped_tokens for m in minibatches),
+            dropped_tokens=overlong_tokens(groups, self.settings),
             train_s=self._clock() - started,
         )
 
@@ -150,7 +148,7 @@ class Trainer:
             epochs=epochs,
             batch_sessions=batch_sessions,
             settings=self.settings,
-            order=self._order,
+            order=np.random.default_rng([self.settings.seed, self.weight_version]),
         )
         if not plan.batches:
             raise _nothing_to_train()
@@ -206,7 +204,6 @@ class Trainer:
             "format": _STATE_FORMAT,
             "optimizer": self._optimizer.state(),
             "weight_version": self.weight_version,
-            "order": self._order.bit_generator.state,
         }
         with replacing_file(path) as fresh:
             torch.save(state, fresh)
@@ -226,24 +223,20 @@ class Trainer:
             )
         self._optimizer.load_state(state["optimizer"])
         self.weight_version = state["weight_version"]
-        self._order.bit_generator.state = state["order"]
 
     def _minibatches(self, groups: Sequence[Group]) -> list[_Minibatch]:
         """Divide groups whose rewards differ among the optimizer steps of a pass."""
         parts = min(self.settings.minibatches_per_step, len(groups))
-        planned = [
+        return [
             self._minibatch(group_lessons(groups[i::parts], self.settings)) for i in range(parts)
         ]
-        return [m for m in planned if m.batches]
 
     def _minibatch(self, lessons: Sequence[Lesson]) -> _Minibatch:
-        traces = [lesson.trace for lesson in lessons]
-        batches, long = self._trees(traces)
+        batches, _ = self._trees([lesson.trace for lesson in lessons])
         return _Minibatch(
             batches=tuple(batches),
             advantages=np.array([lesson.advantage for lesson in lessons], np.float32),
             weights=np.array([lesson.weight for lesson in lessons], np.float32),
-            dropped_tokens=sum(int(traces[i].loss_mask.sum()) for i in long),
         )
 
     def _learn(self, minibatches: Sequence[_Minibatch], tally: Tally, progress: Progress) -> None:

@@ -136,6 +136,7 @@ def test_a_trace_that_is_too_long_is_dropped_and_counted():
     short = make_trainer(max_trace_tokens=7)
     metrics = short.step([group_for(trainer)])
     assert metrics.dropped_tokens == 4
+    assert metrics.sequence_tokens == 7 + 6
     assert metrics.trained_tokens == 5
     with pytest.raises(TrainingError, match="longer than 7"):
         short.logprobs([make_trace(range(8), [7])])
