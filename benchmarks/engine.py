@@ -98,7 +98,8 @@ def best(rounds: Sequence[Measured]) -> list[Measured]:
 def table(found: Sequence[Measured]) -> str:
     """Lay the figures out, with ratios to the first engine of each count."""
     lines = [
-        f"{'engine':<24}{'requests':>9}{'fresh tok/s':>13}{'ratio':>7}{'cached tok/s':>14}{'ratio':>7}"
+        f"{'engine':<24}{'requests':>9}{'fresh tok/s':>13}{'ratio':>7}"
+        f"{'cached tok/s':>14}{'ratio':>7}"
     ]
     for entry in found:
         base = next(each for each in found if each.requests == entry.requests)

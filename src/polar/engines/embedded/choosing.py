@@ -43,7 +43,7 @@ def choose_pass(
     dtype = torch.float32 if settings.dtype == "float32" else torch.bfloat16
     with torch.inference_mode():
         expected = _own_logprobs(model)
-        fused = _try_fused(model)
+        fused = _try_fused(model, cache.max_context)
         if fused is not None and _agree(fused, cache, expected, model.dtype):
             return ChosenPass(fused if dtype == torch.float32 else FusedPass(model, dtype), "fused")
         own = ModelPass(model)
@@ -56,11 +56,12 @@ def choose_pass(
     )
 
 
-def _try_fused(model: PreTrainedModel) -> FusedPass | None:
+def _try_fused(model: PreTrainedModel, max_context: int) -> FusedPass | None:
     try:
-        return FusedPass(model, torch.float32)
+        forward = FusedPass(model, torch.float32)
     except AttributeError:  # the model lacks a part that Llama has
         return None
+    return None if forward.window and forward.window < max_context else forward
 
 
 def _own_logprobs(model: PreTrainedModel) -> Tensor:

@@ -172,7 +172,7 @@ class EmbeddedEngine:
 def _head_dim(text: PreTrainedConfig) -> int:
     declared: int | None = getattr(text, "head_dim", None)  # absent from many configurations
     derived: int = text.hidden_size // text.num_attention_heads
-    return derived if declared is None else declared
+    return declared or derived
 
 
 def _deliver(

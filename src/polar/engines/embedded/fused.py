@@ -33,6 +33,13 @@ class FusedPass:
     def __init__(self, model: Any, dtype: torch.dtype) -> None:
         self._model = model
         self._dtype = dtype
+        windows = [
+            layer.self_attn.sliding_window
+            for layer in model.model.layers
+            if hasattr(layer.self_attn, "sliding_window")
+        ]
+        self.window: int | None = min((width for width in windows if width), default=None)
+        """Tokens that a layer would attend to at most, which this pass does not heed."""
         self.refresh()
 
     def refresh(self) -> None:

@@ -64,16 +64,19 @@ def _attend(  # noqa: PLR0913, PLR0917 - the signature is transformers'
     attention_mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
+    sliding_window: int | None = None,
     *,
     step: Step,
     layers_seen: list[int],
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Attend over the step's cache; query [1, heads, rows, head_dim], key and value alike."""
-    odd = [name for name in ("softcap", "s_aux", "sliding_window") if kwargs.get(name) is not None]
+    odd = [name for name in ("softcap", "s_aux") if kwargs.get(name) is not None]
+    if (sliding_window or step.max_context) < step.max_context:
+        odd.append("a sliding window")
     if odd:
         raise EngineError(
-            f"the model's attention uses {', '.join(odd)}, which the embedded engine lacks",
+            f"the model's attention uses {' and '.join(odd)}, which the embedded engine lacks",
             fix="Serve this model with vLLM.",
         )
     index = module.layer_idx

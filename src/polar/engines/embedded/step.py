@@ -13,6 +13,8 @@ from polar.engines.embedded.native import Decode
 
 __all__ = ["KeyValueCache", "Run", "Step"]
 
+_FIRST_CONTEXT = 1024
+
 
 @dataclass(frozen=True, slots=True)
 class Run:
@@ -30,9 +32,7 @@ class Run:
 
 
 class KeyValueCache:
-    """Keys and values of every slot, written in place.
-
-    Memory is taken from the system only as far as a slot has ever been filled.
+    """Keys and values of every slot, written in place; grows with the longest sequence.
 
     Args:
         layers: Number of layers.
@@ -53,10 +53,23 @@ class KeyValueCache:
         head_dim: int,
         decode: Decode = decode,
     ) -> None:
-        shape = (slots, kv_heads, max_context, head_dim)
+        shape = (slots, kv_heads, min(max_context, _FIRST_CONTEXT), head_dim)
         self.keys = [torch.empty(shape) for _ in range(layers)]  # [slots, kv_heads, context, dim]
         self.values = [torch.empty(shape) for _ in range(layers)]
         self.decode = decode
+        self.max_context = max_context
+
+    def reserve(self, length: int) -> None:
+        """Make room for sequences of this length."""
+        context = self.keys[0].shape[2]
+        if length <= context:
+            return
+        wanted = min(self.max_context, max(length, 2 * context))
+        for tensors in (self.keys, self.values):
+            for layer, old in enumerate(tensors):
+                slots, kv_heads, _, head_dim = old.shape
+                tensors[layer] = torch.empty(slots, kv_heads, wanted, head_dim)
+                tensors[layer][:, :, :context] = old
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Give a slot the first `length` positions of another."""
@@ -65,16 +78,17 @@ class KeyValueCache:
 
 
 class Step:
-    """The runs of one pass, flattened into rows; runs of one token come first.
+    """The runs of one pass, flattened into rows.
 
     Args:
-        runs: In any order, at most one a slot.
+        runs: At most one a slot; those of one token are put first.
         cache: Holds everything before each run, and receives the runs themselves.
     """
 
     def __init__(self, runs: Sequence[Run], cache: KeyValueCache) -> None:
         self.runs = tuple(sorted(runs, key=lambda run: len(run.token_ids) > 1))
         self._cache = cache
+        cache.reserve(max(run.end for run in self.runs))
         self._ones = [run for run in self.runs if len(run.token_ids) == 1]
         self._many = [run for run in self.runs if len(run.token_ids) > 1]
         self._one_slots = torch.tensor([run.slot for run in self._ones])
@@ -86,6 +100,11 @@ class Step:
         )  # [rows]
         ends = torch.tensor([len(run.token_ids) for run in self.runs]).cumsum(0)
         self.last_rows = ends - 1  # [runs]
+
+    @property
+    def max_context(self) -> int:
+        """Most tokens that a sequence can have."""
+        return self._cache.max_context
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scale: float

@@ -190,25 +190,23 @@ class Worker:
             self._waiting.remove(generation)
         if generation in self._running:
             self._running.remove(generation)
-            self._release(generation)
-
-    def _release(self, generation: Generation) -> None:
-        assert generation.slot is not None
-        self._slots.release(generation.slot)
+            self._slots.release(_slot_of(generation))
 
     def _step(self) -> None:
         """Compute the next tokens of what runs, and sample where a sequence is complete."""
         self._admit()
-        planned = self._plan()
-        logits = self._forward(Step([run for _, run in planned], self._cache))
-        complete = []
-        for row, (generation, run) in enumerate(planned):
-            assert generation.slot is not None
-            generation.slot.tokens.extend(run.token_ids)
+        step = Step(self._plan(), self._cache)
+        logits = self._forward(step)
+        owners = {_slot_of(generation).index: generation for generation in self._running}
+        rows, complete = [], []
+        for row, run in enumerate(step.runs):
+            generation = owners[run.slot]
+            _slot_of(generation).tokens.extend(run.token_ids)
             if generation.uncomputed == 0:
-                complete.append((row, generation))
+                rows.append(row)
+                complete.append(generation)
         if complete:
-            self._sample(logits[[row for row, _ in complete]], [found for _, found in complete])
+            self._sample(logits[rows], complete)
 
     def _admit(self) -> None:
         """Give slots to waiting generations, first come, first served."""
@@ -238,23 +236,20 @@ class Worker:
             if other.uncomputed > 1
         )
 
-    def _plan(self) -> list[tuple[Generation, Run]]:
+    def _plan(self) -> list[Run]:
         """Choose what to compute: every reply's next token, and prompts in order of arrival."""
-        planned = []
+        runs = []
         budget = self._settings.prefill_tokens
-        for generation in sorted(self._running, key=lambda found: found.uncomputed > 1):
-            if generation.uncomputed == 1:
-                count = 1
-            else:
-                count = min(generation.uncomputed, budget)
+        for generation in self._running:
+            count = generation.uncomputed
+            if count > 1:
+                count = min(count, budget)
                 budget -= count
             if count:
-                assert generation.slot is not None
-                start = len(generation.slot.tokens)
-                tokens = generation.tokens[start : start + count]
-                planned.append((generation, Run(generation.slot.index, start, tokens)))
-        # A prompt cut to its very last token is a run of one token like a reply's.
-        return sorted(planned, key=lambda pair: len(pair[1].token_ids) > 1)
+                slot = _slot_of(generation)
+                start = len(slot.tokens)
+                runs.append(Run(slot.index, start, generation.tokens[start : start + count]))
+        return runs
 
     def _sample(self, logits: Tensor, generations: list[Generation]) -> None:
         """Sample one token for each row of logits [generations, vocabulary]."""
@@ -278,7 +273,7 @@ class Worker:
 
     def _finish(self, generation: Generation, reason: Literal["stop", "length"]) -> None:
         self._running.remove(generation)
-        self._release(generation)
+        self._slots.release(_slot_of(generation))
         self._hand_over(generation, reason)
 
     def _hand_over(
@@ -297,3 +292,8 @@ class Worker:
             )
         )
         generation.pending.clear()
+
+
+def _slot_of(generation: Generation) -> Slot:
+    assert generation.slot is not None, "a running generation has a slot"
+    return generation.slot
