@@ -1,24 +1,24 @@
 """The error tree: every error that Polar raises on purpose.
 
-    PolarError                what went wrong, where, and what to do about it
-    ├── ConfigError           a setting, a task file or a flag is wrong            exit code 2
-    │   └── TaskFileError     a line of a task file cannot be read
-    ├── SetupError            something this machine needs is missing              exit code 3
-    │   ├── HarnessMissing    a harness binary or package is not installed
-    │   └── ModelMissing      a model name or path leads to no usable model
-    ├── EngineError           the inference engine failed or cannot be used        exit code 4
-    │   ├── EngineRefused     the engine lacks token ids or logprobs: not for training
-    │   └── ContextOverflow   prompt and max_tokens do not fit the context window
-    ├── RuntimeFailed         a sandbox could not be started or run                exit code 5
-    ├── JournalError          the journal could not be written or read (full disk) exit code 6
-    │   └── StaleAttempt      a newer attempt of the session has begun
-    ├── GatewayError          the gateway could not start (a port in use)          exit code 7
-    ├── BadRequest            a harness sent what the dialect does not support (HTTP 400)
-    │   └── RequestTooLarge   a request is larger than the gateway takes           (HTTP 413)
-    ├── UnknownRoute          no dialect serves this method and path (HTTP 404)
-    ├── Unauthorized          an unknown session key (HTTP 401)
-    ├── FidelityError         a law of token fidelity does not hold                exit code 8
-    └── TrainingError         training cannot go on (no trainable token, NaN)      exit code 9
+PolarError                what went wrong, where, and what to do about it
+├── ConfigError           a setting, a task file or a flag is wrong            exit code 2
+│   └── TaskFileError     a line of a task file cannot be read
+├── SetupError            something this machine needs is missing              exit code 3
+│   ├── HarnessMissing    a harness binary or package is not installed
+│   └── ModelMissing      a model name or path leads to no usable model
+├── EngineError           the inference engine failed or cannot be used        exit code 4
+│   ├── EngineRefused     the engine lacks token ids or logprobs: not for training
+│   └── ContextOverflow   prompt and max_tokens do not fit the context window
+├── RuntimeFailed         a sandbox could not be started or run                exit code 5
+├── JournalError          the journal could not be written or read (full disk) exit code 6
+│   └── StaleAttempt      a newer attempt of the session has begun
+├── GatewayError          the gateway could not start (a port in use)          exit code 7
+├── BadRequest            a harness sent what the dialect does not support (HTTP 400)
+│   └── RequestTooLarge   a request is larger than the gateway takes           (HTTP 413)
+├── UnknownRoute          no dialect serves this method and path (HTTP 404)
+├── Unauthorized          an unknown session key (HTTP 401)
+├── FidelityError         a law of token fidelity does not hold                exit code 8
+└── TrainingError         training cannot go on (no trainable token, NaN)      exit code 9
 """
 
 from __future__ import annotations
