@@ -48,7 +48,7 @@ class EmbeddedEngine:
         text = model.config.get_text_config()
         self._vocabulary = text.vocab_size
         window = text.max_position_embeddings
-        self.max_context = min(window, self.settings.max_context or window)
+        self.max_context: int = min(window, self.settings.max_context or window)
         head_dim = _head_dim(text)
         kernel = compile_decode(head_dim, text.num_attention_heads // text.num_key_value_heads)
         cache = KeyValueCache(
