@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from polar.train.attention import ATTENTION_NAME
 from polar.train.memory import reusing_memory
@@ -31,15 +31,18 @@ from polar.train.tree_batch import build_tree
 from polar.types import Trace
 
 
-def make_traces(prompt: int, reply: int, sessions: int, vocabulary: int) -> list[Trace]:
-    rng = np.random.default_rng(0)
-    prompt_ids = rng.integers(0, vocabulary, prompt)
+def make_traces(model: str, prompt: int, reply: int, sessions: int) -> list[Trace]:
+    """Cut a prompt and replies out of this project's pages: gradients of random ids are chaotic."""
+    pages = sorted(Path(__file__).parents[1].glob("docs/**/*.md"))
+    text = "\n".join(page.read_text() for page in pages)
+    ids = np.resize(AutoTokenizer.from_pretrained(model)(text)["input_ids"], 100_000)
     traces = []
-    for _ in range(sessions):
-        ids = np.concatenate([prompt_ids, rng.integers(0, vocabulary, reply)]).astype(np.int32)
-        mask = np.arange(ids.size) >= prompt
-        zeros = np.zeros(ids.size, np.float32)
-        traces.append(Trace(ids, mask, zeros, zeros.astype(np.int32), ()))
+    for k in range(sessions):
+        start = prompt + k * reply
+        tokens = np.concatenate([ids[:prompt], ids[start : start + reply]]).astype(np.int32)
+        mask = np.arange(tokens.size) >= prompt
+        zeros = np.zeros(tokens.size, np.float32)
+        traces.append(Trace(tokens, mask, zeros, zeros.astype(np.int32), ()))
     return traces
 
 
@@ -72,7 +75,7 @@ def measure(
     if way == "tree":
         model.set_attn_implementation(ATTENTION_NAME)
     one_pass = tree_pass if way == "tree" else separate_pass
-    traces = make_traces(*shape, model.config.vocab_size)
+    traces = make_traces(options.model, *shape)
     walls, cpus = [], []
     for _ in range(options.repeat):
         model.zero_grad(set_to_none=False)
