@@ -76,6 +76,10 @@ class ToolSpec:
     description: str
     parameters: Mapping[str, Any]
     """JSON schema of the arguments."""
+    freeform: bool = False
+    """Whether the harness wants the text of the only argument, `input`, and not JSON."""
+    namespace: str | None = None
+    """Where the harness keeps the tool; its replies must name it beside the tool's own name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +132,10 @@ class Chat:
     stream: bool = False
     include_usage: bool = False
     """Whether a stream ends with a usage chunk."""
+    parallel_tool_calls: bool = True
+    """Whether one reply may call several tools; if not, it is cut before the second call."""
+    continues: str | None = None
+    """Id of the earlier response whose conversation goes before these messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +154,8 @@ class Reply:
     message: Message
     finish_reason: FinishReason
     usage: Usage
+    stop_string: str | None = None
+    """The stop string before which the reply was cut, if one was found."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from polar.errors import PolarError
 from polar.types import Chat, Delta, Reply
 
-__all__ = ["NO_PARAMS", "Dialect", "Route", "StreamEncoder"]
+__all__ = ["NO_PARAMS", "CountsTokens", "Dialect", "Route", "StreamEncoder"]
 
 NO_PARAMS: Mapping[str, str] = MappingProxyType({})
 
@@ -22,7 +22,7 @@ class Route:
     method: Literal["GET", "POST"]
     pattern: str
     """Regular expression that the whole path matches; its named groups go to `parse`."""
-    serves: Literal["chat", "models"]
+    serves: Literal["chat", "models", "count"]
 
 
 class StreamEncoder(Protocol):
@@ -81,4 +81,13 @@ class Dialect(Protocol):
 
     def error(self, error: PolarError) -> tuple[int, bytes]:
         """Write an error in the provider's own form: HTTP status and body."""
+        ...
+
+
+@runtime_checkable
+class CountsTokens(Protocol):
+    """A dialect with a route that tells how long a prompt is (`serves="count"`)."""
+
+    def count(self, prompt_tokens: int) -> bytes:
+        """Write the answer: how many tokens the prompt of a request has."""
         ...

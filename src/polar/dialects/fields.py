@@ -74,12 +74,14 @@ class Fields:
             raise refuse("a required string is missing", where=self.path(name))
         return value
 
-    def flag(self, name: str) -> bool:
-        """Read a boolean; false if absent."""
+    def flag(self, name: str, *, absent: bool = False) -> bool:
+        """Read a boolean."""
         value = self._values.get(name)
-        if value is not None and not isinstance(value, bool):
+        if value is None:
+            return absent
+        if not isinstance(value, bool):
             raise refuse("expected true or false", where=self.path(name))
-        return bool(value)
+        return value
 
     def integer(self, name: str, *, least: int | None = None) -> int | None:
         """Read an integer; None if absent."""

@@ -29,7 +29,9 @@ class Assembled:
     given: Message
     """What the harness was given."""
     sampled: Message
-    """What all sampled tokens say; differs where a stop string cut the reply."""
+    """What all sampled tokens say; differs where the reply was cut."""
+    stop_string: str | None = None
+    """The stop string at which the reply was cut, if one was found."""
 
 
 class Assembly:
@@ -38,18 +40,27 @@ class Assembly:
     Args:
         parser: Parses the ids.
         stops: Strings in the content at which the reply is cut.
+        most_tool_calls: The reply is cut before the tool call after these; absent: no limit.
     """
 
-    def __init__(self, parser: IncrementalParser, stops: Sequence[str]) -> None:
+    def __init__(
+        self,
+        parser: IncrementalParser,
+        stops: Sequence[str],
+        *,
+        most_tool_calls: int | None = None,
+    ) -> None:
         self._parser = parser
-        self._cuts = bool(stops)
+        self._cuts = bool(stops) or most_tool_calls is not None
         self._filter = StopFilter(stops)
+        self._most_tool_calls = most_tool_calls
+        self._full = False
         self._given: list[Delta] = []
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string was found, so that nothing more needs to be sampled."""
-        return self._filter.stopped
+        """Whether the reply is cut, so that nothing more needs to be sampled."""
+        return self._filter.stopped or self._full
 
     def feed(self, token_ids: Sequence[int]) -> list[Delta]:
         """Take more sampled ids and return what the harness can be given."""
@@ -60,7 +71,7 @@ class Assembly:
         last, sampled = self._parser.finish()
         given = self._give(last) + self._flush()
         message = _message_of(self._given, sampled) if self.stopped else sampled
-        return Assembled(tuple(given), message, sampled)
+        return Assembled(tuple(given), message, sampled, self._filter.found)
 
     def _give(self, deltas: list[Delta]) -> list[Delta]:
         if not self._cuts:
@@ -72,6 +83,9 @@ class Assembly:
     def _cut(self, deltas: Iterable[Delta]) -> Iterator[Delta]:
         for delta in deltas:
             if self.stopped:
+                return
+            if isinstance(delta, ToolCallStart) and delta.index == self._most_tool_calls:
+                self._full = True
                 return
             if not isinstance(delta, TextDelta):
                 yield from self._flush()  # no stop string spans a tool call

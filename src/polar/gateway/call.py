@@ -220,14 +220,14 @@ class RunningCall:
         if isinstance(ending, PolarError):
             return ending
         usage = Usage(len(call.prompt_ids), len(call.sampled_ids), self._cached_tokens())
-        return Reply(assembled.given, call.finish_reason, usage)
+        return Reply(assembled.given, call.finish_reason, usage, assembled.stop_string)
 
     def _finish_reason(
         self, ending: FinishReason | PolarError, assembled: Assembled
     ) -> FinishReason:
         if isinstance(ending, PolarError):
             return "abandoned" if self._abandoned else "error"
-        if self._assembly.stopped:
+        if assembled.stop_string is not None:
             return "stop"
         return "tool_calls" if ending == "stop" and assembled.given.tool_calls else ending
 

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from polar.dialects import Dialect, Route
+from polar.dialects import CountsTokens, Dialect, Route
 from polar.errors import BadRequest, PolarError, RequestTooLarge, Unauthorized, UnknownRoute
 from polar.gateway.call import RunningCall
 from polar.gateway.session import OpenSession
@@ -118,6 +118,9 @@ class GatewayApp:
     ) -> None:
         body = await _read_body(receive, limit_bytes=int(self._settings.max_request_mb * 2**20))
         chat = target.dialect.parse(body, target.params)
+        if target.route.serves == "count":
+            await self._send_count(target.dialect, session.prompt_tokens(chat), send)
+            return
         call = session.call(chat, request.headers)
         async with _while_connected(receive):
             if chat.stream:
@@ -156,6 +159,11 @@ class GatewayApp:
 
     async def _send_models(self, dialect: Dialect, send: Send) -> None:
         await _send_whole(send, 200, dialect.models(self._model(), created=int(self._clock())))
+
+    async def _send_count(self, dialect: Dialect, prompt_tokens: int, send: Send) -> None:
+        if not isinstance(dialect, CountsTokens):
+            raise TypeError(f"the dialect {dialect.name} has a route to count, but cannot count")
+        await _send_whole(send, 200, dialect.count(prompt_tokens))
 
     async def _send_error(self, dialect: Dialect, error: PolarError, send: Send) -> None:
         status, body = dialect.error(error)

@@ -69,6 +69,14 @@ class OpenSession:
         self._running.add(call)
         return call
 
+    def prompt_tokens(self, chat: Chat) -> int:
+        """Count the tokens that a request's prompt would have.
+
+        Raises:
+            BadRequest: The model's template cannot express the conversation.
+        """
+        return len(self._splicer.prepare(chat).prompt_ids)
+
     def suspend_timeouts(self) -> None:
         """Stop the engine's clock for all calls."""
         for call in self._running:
@@ -111,7 +119,11 @@ class OpenSession:
         self._begun += 1
         return RunningCall(
             request,
-            Assembly(parser, chat.sampling.stop),
+            Assembly(
+                parser,
+                chat.sampling.stop,
+                most_tool_calls=None if chat.parallel_tool_calls else 1,
+            ),
             environment.calls,
             on_recorded=self._recorded,
             on_deserted=self._deserted,

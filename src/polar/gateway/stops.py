@@ -19,16 +19,19 @@ class StopFilter:
         self._held = ""
         self.stopped = False
         """Whether a stop string was found; all text from it on is swallowed."""
+        self.found: str | None = None
+        """The stop string that was found."""
 
     def feed(self, text: str) -> str:
         """Take more text and return what certainly comes before any stop string."""
         if self.stopped:
             return ""
         text = self._held + text
-        found = [at for at in map(text.find, self._stops) if at >= 0]
+        found = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
+            at, self.found = min(found)
             self.stopped, self._held = True, ""
-            return text[: min(found)]
+            return text[:at]
         certain = len(text) - self._longest_beginning(text)
         self._held = text[certain:]
         return text[:certain]

@@ -123,7 +123,7 @@ def test_what_changes_nothing_is_taken_silently():
         ("presence_penalty", 0.5),
         ("logit_bias", {"3": 1}),
         ("response_format", {"type": "json_object"}),
-        ("parallel_tool_calls", False),
+        ("parallel_tool_calls", "no"),
         ("functions", [{"name": "f"}]),
         ("tool_choice", "required"),
         ("tool_choice", {"type": "function", "function": {"name": "f"}}),

@@ -81,3 +81,22 @@ def test_what_was_held_back_comes_with_the_end():
     assert given == [TextDelta("a ")]
     assert assembled.last_deltas == (TextDelta("ST"),)
     assert assembled.given == Message("assistant", "a ST")
+
+
+def test_where_only_one_tool_call_is_allowed_the_reply_is_cut_before_the_second():
+    deltas = [
+        TextDelta("a"),
+        ToolCallStart(0, "c", "f"),
+        ToolArgumentsDelta(0, "{}"),
+        ToolCallStart(1, "d", "g"),
+        ToolArgumentsDelta(1, "{}"),
+    ]
+    message = Message("assistant", "a", None, (ToolCall("c", "f", "{}"), ToolCall("d", "g", "{}")))
+    assembly = Assembly(DeltaParser(deltas, message), (), most_tool_calls=1)
+    given = [delta for number in range(len(deltas)) for delta in assembly.feed([number])]
+    assembled = assembly.finish()
+    assert given == deltas[:3]
+    assert assembly.stopped
+    assert assembled.given.tool_calls == (ToolCall("c", "f", "{}"),)
+    assert assembled.sampled == message
+    assert assembled.stop_string is None

@@ -15,6 +15,7 @@ _READ = frozenset(
         "max_tokens",
         "messages",
         "model",
+        "parallel_tool_calls",
         "seed",
         "stop",
         "stream",
@@ -45,7 +46,6 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     "n": (1,),
     "logprobs": (False,),
     "top_logprobs": (0,),
-    "parallel_tool_calls": (True,),
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
     "logit_bias": ({},),
@@ -84,6 +84,7 @@ def parse_chat(body: bytes) -> Chat:
         sampling=_sampling(fields),
         stream=fields.flag("stream"),
         include_usage=options is not None and options.flag("include_usage"),
+        parallel_tool_calls=fields.flag("parallel_tool_calls", absent=True),
     )
 
 
