@@ -136,6 +136,10 @@ class Chat:
     """Whether one reply may call several tools; if not, it is cut before the second call."""
     continues: str | None = None
     """Id of the earlier response whose conversation goes before these messages."""
+    stored: bool = False
+    """Whether a later request may continue from the response to this one."""
+    instructed: bool = False
+    """Whether the first message holds for this request alone, and is never continued."""
 
 
 @dataclass(frozen=True, slots=True)

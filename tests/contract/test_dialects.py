@@ -74,7 +74,7 @@ def test_a_stream_is_lines_that_no_client_can_split_wrongly(dialect):
     parts = [encoder.start(), encoder.keepalive(), *map(encoder.delta, DELTAS), encoder.end(REPLY)]
     text = b"".join(parts).decode()
     assert text.splitlines() == text.split("\n")[:-1]
-    assert all(part.endswith(b"\n\n") for part in parts)
+    assert all(not part or part.endswith(b"\n\n") for part in parts)
 
 
 def test_a_keepalive_is_a_data_event_and_not_a_comment(dialect):
@@ -87,7 +87,7 @@ def test_a_keepalive_is_a_data_event_and_not_a_comment(dialect):
     ("error", "status"),
     [
         (BadRequest("no", where="messages"), 400),
-        (ContextOverflow(prompt_tokens=9, max_context=8), 400),
+        (ContextOverflow(prompt_tokens=1234, max_context=1000), 400),
         (Unauthorized("who"), 401),
         (UnknownRoute("where"), 404),
         (RequestTooLarge("big"), 413),
@@ -98,7 +98,10 @@ def test_a_keepalive_is_a_data_event_and_not_a_comment(dialect):
 def test_errors_have_the_status_that_steers_clients(dialect, error, status):
     found, body = dialect.error(error)
     assert found == status
-    assert error.what in json.dumps(json.loads(body))
+    said = json.dumps(json.loads(body))
+    # Providers have a sentence of their own for an overflow, which clients know by heart.
+    wanted = ("1234", "1000") if isinstance(error, ContextOverflow) else (error.what,)
+    assert all(part in said for part in wanted)
 
 
 def test_an_error_in_a_stream_says_what_went_wrong(dialect):

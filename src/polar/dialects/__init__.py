@@ -14,6 +14,9 @@ __all__ = ["CountsTokens", "Dialect", "Route", "StreamEncoder", "load", "names"]
 _GROUP = "polar.dialects"
 _TABLE = {
     "openai_chat": "polar.dialects.openai_chat:OpenAIChat",
+    "anthropic_messages": "polar.dialects.anthropic_messages:AnthropicMessages",
+    "openai_responses": "polar.dialects.openai_responses:OpenAIResponses",
+    "google_generate": "polar.dialects.google_generate:GoogleGenerate",
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import orjson
 
-__all__ = ["DONE", "data_event"]
+__all__ = ["DONE", "data_event", "named_event"]
 
 DONE = b"data: [DONE]\n\n"
 
@@ -23,3 +23,8 @@ def data_event(value: object) -> bytes:
         if raw in data:
             data = data.replace(raw, escaped)
     return b"data: " + data + b"\n\n"
+
+
+def named_event(name: str, value: object) -> bytes:
+    """Encode one event that is told by its name as well as by its data."""
+    return b"event: " + name.encode() + b"\n" + data_event(value)

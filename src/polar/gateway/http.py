@@ -9,9 +9,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from polar.dialects import CountsTokens, Dialect, Route
+from polar.dialects import CountsTokens, Dialect, Route, StreamEncoder
 from polar.errors import BadRequest, PolarError, RequestTooLarge, Unauthorized, UnknownRoute
 from polar.gateway.call import RunningCall
+from polar.gateway.feed import Ending, Reader
 from polar.gateway.session import OpenSession
 from polar.gateway.settings import GatewaySettings
 from polar.types import Chat, Reply
@@ -144,18 +145,31 @@ class GatewayApp:
         with call.feed.reader() as reader:
             await send(_head(200, b"text/event-stream", (b"cache-control", b"no-cache")))
             await _send_part(send, encoder.start())
-            while (ending := reader.ending) is None:
-                deltas = await reader.more(timeout_s=self._settings.keepalive_s)
-                if deltas:
-                    await _send_part(send, b"".join(map(encoder.delta, deltas)))
-                elif reader.ending is None:
-                    await _send_part(send, encoder.keepalive())
+            ending = await self._follow(reader, encoder, send)
         if isinstance(ending, Reply):
             await send({"type": "http.response.body", "body": encoder.end(ending)})
         else:
             # The body is left open: the server cuts the connection, so that no client can take
             # what it has for a finished reply.
             await _send_part(send, encoder.error(ending))
+
+    async def _follow(self, reader: Reader, encoder: StreamEncoder, send: Send) -> Ending:
+        """Send what is sampled until the end, and a no-op where there is nothing to send.
+
+        Dialects that hold a part of the reply back make nothing of many deltas, so what counts
+        is the time since bytes were sent.
+        """
+        now = asyncio.get_running_loop().time
+        due_at = now() + self._settings.keepalive_s
+        while (ending := reader.ending) is None:
+            deltas = await reader.more(timeout_s=max(due_at - now(), 0))
+            part = b"".join(map(encoder.delta, deltas))
+            if not part and reader.ending is None and now() >= due_at:
+                part = encoder.keepalive()
+            if part:
+                await _send_part(send, part)
+                due_at = now() + self._settings.keepalive_s
+        return ending
 
     async def _send_models(self, dialect: Dialect, send: Send) -> None:
         await _send_whole(send, 200, dialect.models(self._model(), created=int(self._clock())))

@@ -6,12 +6,14 @@ import asyncio
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import orjson
 
 from polar.errors import BadRequest, ContextOverflow, EngineError, Unauthorized
 from polar.gateway.assembly import Assembled, Assembly
 from polar.gateway.call import CallEnvironment, CallRequest, RunningCall
+from polar.gateway.conversations import Conversations
 from polar.gateway.policy import SessionPolicy, SessionUsage, UsageCounter
 from polar.rendering import SessionSplicer
 from polar.rendering.base import Renderer
@@ -42,6 +44,7 @@ class OpenSession:
         self._policy = policy
         self._environment = environment
         self._splicer = SessionSplicer(environment.renderer)
+        self._conversations = Conversations()
         self._begun = 0
         self._joinable: dict[bytes, RunningCall] = {}
         self._running: set[RunningCall] = set()
@@ -55,10 +58,11 @@ class OpenSession:
         """Begin a call, or join the identical one that is still running.
 
         Raises:
-            BadRequest: The session has used up its calls, or the model's template cannot
-                express the conversation.
+            BadRequest: The session has used up its calls, the response to continue is not
+                known, or the model's template cannot express the conversation.
             ContextOverflow: The prompt leaves no room for a token.
         """
+        chat = self._continued(chat)
         digest = _digest(chat)
         running = self._joinable.get(digest)
         if running is not None:
@@ -73,9 +77,10 @@ class OpenSession:
         """Count the tokens that a request's prompt would have.
 
         Raises:
-            BadRequest: The model's template cannot express the conversation.
+            BadRequest: The response to continue is not known, or the model's template cannot
+                express the conversation.
         """
-        return len(self._splicer.prepare(chat).prompt_ids)
+        return len(self._splicer.prepare(self._continued(chat)).prompt_ids)
 
     def suspend_timeouts(self) -> None:
         """Stop the engine's clock for all calls."""
@@ -94,6 +99,22 @@ class OpenSession:
             call.abandon(Unauthorized("the session has ended"))
         for call in running:
             await call.wait_recorded()
+
+    def _continued(self, chat: Chat) -> Chat:
+        """Put the conversation that a request continues between its instructions and the rest."""
+        if chat.continues is None:
+            return chat
+        earlier = self._conversations.find(chat.continues)
+        if earlier is None:
+            raise BadRequest(
+                f"the previous response '{chat.continues}' was not found",
+                where="previous_response_id",
+                fix="Name a finished response of this session that was stored, "
+                "or send the whole conversation.",
+            )
+        start = int(chat.instructed)
+        messages = (*chat.messages[:start], *earlier, *chat.messages[start:])
+        return replace(chat, messages=messages)
 
     def _begin(self, chat: Chat, headers: Mapping[str, str], digest: bytes) -> RunningCall:
         limit = self._policy.max_calls
@@ -125,7 +146,7 @@ class OpenSession:
                 most_tool_calls=None if chat.parallel_tool_calls else 1,
             ),
             environment.calls,
-            on_recorded=self._recorded,
+            on_recorded=partial(self._recorded, chat),
             on_deserted=self._deserted,
             on_done=self._done,
         )
@@ -147,10 +168,14 @@ class OpenSession:
             stop_token_ids=self._environment.renderer.stop_token_ids,
         )
 
-    def _recorded(self, call: Call, assembled: Assembled) -> None:
+    def _recorded(self, chat: Chat, call: Call, assembled: Assembled) -> None:
         """Let later calls extend this one; a copy that was cut is not what was sampled."""
         self._counter.add_call(call)
         self._splicer.record(replace(call, reply=assembled.sampled))
+        finished = call.finish_reason not in ("abandoned", "error")
+        if finished and chat.stored:
+            said = chat.messages[int(chat.instructed) :]
+            self._conversations.add(call.id, (*said, assembled.given))
 
     def _deserted(self, call: RunningCall) -> None:
         grace_s = self._environment.disconnect_grace_s

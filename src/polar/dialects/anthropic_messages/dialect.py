@@ -1,0 +1,58 @@
+"""The Messages dialect as the gateway uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import orjson
+
+from polar.dialects.anthropic_messages.errors import write_error
+from polar.dialects.anthropic_messages.reply import EventEncoder, write_models, write_response
+from polar.dialects.anthropic_messages.request import parse_chat
+from polar.dialects.base import NO_PARAMS, Route, StreamEncoder
+from polar.errors import PolarError
+from polar.types import Chat, Reply
+
+__all__ = ["AnthropicMessages"]
+
+
+class AnthropicMessages:
+    """Anthropic Messages.
+
+    Source: https://platform.claude.com/docs/en/api/messages
+    """
+
+    name = "anthropic_messages"
+    routes = (
+        Route("POST", r"/v1/messages", "chat"),
+        Route("POST", r"/v1/messages/(?P<counts>count_tokens)", "count"),
+    )
+
+    def parse(self, body: bytes, params: Mapping[str, str] = NO_PARAMS) -> Chat:
+        """Read a request.
+
+        Raises:
+            BadRequest: Not valid, or asks for something unsupported; names the field.
+        """
+        return parse_chat(body, counts="counts" in params)
+
+    def response(self, chat: Chat, reply: Reply, *, response_id: str, created: int) -> bytes:
+        """Write a whole response."""
+        return write_response(chat, reply, response_id=response_id)
+
+    def models(self, model: str, *, created: int) -> bytes:
+        """Write the list of models."""
+        return write_models(model, created=created)
+
+    def count(self, prompt_tokens: int) -> bytes:
+        """Write how many tokens a prompt has."""
+        return orjson.dumps({"input_tokens": prompt_tokens})
+
+    def encoder(self, chat: Chat, *, response_id: str, created: int) -> StreamEncoder:
+        """Start encoding a streamed response."""
+        return EventEncoder(chat, response_id=response_id)
+
+    def error(self, error: PolarError) -> tuple[int, bytes]:
+        """Write an error in Anthropic's form: HTTP status and body."""
+        status, body = write_error(error)
+        return status, orjson.dumps(body)

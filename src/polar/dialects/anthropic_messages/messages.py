@@ -1,0 +1,136 @@
+"""Reads the conversation of a Messages request: roles and content blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from polar.dialects.anthropic_messages.tool_input import read_call
+from polar.dialects.fields import Fields, refuse
+from polar.types import Message, ToolCall
+
+__all__ = ["only", "read_loaded_tools", "read_messages", "read_text"]
+
+_ERROR = "Error: "
+
+
+def read_messages(fields: Fields) -> tuple[Message, ...]:
+    """Read all messages; the system prompt stands apart from them."""
+    return tuple(turn for message in fields.objects("messages") for turn in _turns(message))
+
+
+def read_loaded_tools(fields: Fields) -> frozenset[str]:
+    """Name the tools that results in the conversation refer to: deferred tools, now loaded."""
+    return frozenset(
+        part.required_text("tool_name")
+        for message in fields.objects("messages")
+        for block in _blocks(message)
+        if block.raw("type") == "tool_result"
+        for part in _blocks(block)
+        if part.raw("type") == "tool_reference"
+    )
+
+
+def read_text(fields: Fields, name: str) -> str:
+    """Read text or an array of text blocks, joined without anything between."""
+    return "".join(map(_text, _blocks(fields, name)))
+
+
+def only(fields: Fields, *known: str) -> None:
+    """Refuse an object that has other fields than these."""
+    for name in fields:
+        if name not in known:
+            raise refuse(
+                f"'{name}' is not supported here", where=fields.path(name), fix="Leave it out."
+            )
+
+
+def _turns(fields: Fields) -> Iterator[Message]:
+    only(fields, "role", "content")
+    match role := fields.required_text("role"):
+        case "user":
+            yield from _user(fields)
+        case "assistant":
+            yield _assistant(fields)
+        case "system":
+            yield Message("system", read_text(fields, "content"))
+        case _:
+            raise refuse(f"the role '{role}' is not supported", where=fields.path("role"))
+
+
+def _user(fields: Fields) -> Iterator[Message]:
+    """Read a user's message: results of tools first, as they answer the turn before, then text."""
+    results: list[Message] = []
+    text = ""
+    for block in _blocks(fields):
+        if block.raw("type") == "tool_result":
+            results.append(_tool_result(block))
+        else:
+            text += _text(block)
+    yield from results
+    if text or not results:
+        yield Message("user", text)
+
+
+def _assistant(fields: Fields) -> Message:
+    text, reasoning = "", ""
+    calls: list[ToolCall] = []
+    for block in _blocks(fields):
+        match block.required_text("type"):
+            case "thinking":
+                reasoning += _thinking(block)
+            case "tool_use":
+                only(block, "type", "id", "name", "input", "cache_control")
+                calls.append(read_call(block))
+            case "redacted_thinking":
+                raise refuse(
+                    "'redacted_thinking' cannot be read: it was not written here",
+                    where=block.path("type"),
+                )
+            case _:
+                text += _text(block)
+    return Message("assistant", text, reasoning or None, tuple(calls))
+
+
+def _thinking(block: Fields) -> str:
+    """Read reasoning; whether it is the model's own is for the splice to find out."""
+    only(block, "type", "thinking", "signature", "cache_control")
+    block.text("signature")
+    return block.required_text("thinking")
+
+
+def _tool_result(block: Fields) -> Message:
+    only(block, "type", "tool_use_id", "content", "is_error", "cache_control")
+    content = "".join(map(_result_part, _blocks(block)))
+    if block.flag("is_error") and not content.startswith(_ERROR):
+        content = _ERROR + content
+    return Message("tool", content, tool_call_id=block.required_text("tool_use_id"))
+
+
+def _result_part(part: Fields) -> str:
+    if part.raw("type") != "tool_reference":
+        return _text(part)
+    only(part, "type", "tool_name", "cache_control")
+    return f"Tool loaded: {part.required_text('tool_name')}\n"
+
+
+def _text(block: Fields) -> str:
+    kind = block.required_text("type")
+    if kind in ("image", "document"):
+        raise refuse(
+            f"content of type '{kind}' is not supported: the model reads only text",
+            where=block.path("type"),
+        )
+    if kind != "text":
+        raise refuse(f"content of type '{kind}' is not supported here", where=block.path("type"))
+    only(block, "type", "text", "cache_control", "citations")
+    if block.items("citations"):
+        raise refuse("citations are not supported", where=block.path("citations"))
+    return block.required_text("text")
+
+
+def _blocks(fields: Fields, name: str = "content") -> list[Fields]:
+    """Read content as blocks; a string is one block of text."""
+    content = fields.raw(name)
+    if isinstance(content, str):
+        return [Fields({"type": "text", "text": content}, fields.path(name))]
+    return fields.objects(name)

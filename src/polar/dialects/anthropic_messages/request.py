@@ -1,0 +1,215 @@
+"""Reads Messages requests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from polar.dialects.anthropic_messages.messages import (
+    only,
+    read_loaded_tools,
+    read_messages,
+    read_text,
+)
+from polar.dialects.fields import Fields, parse_object, refuse
+from polar.types import Chat, Message, Sampling, ToolSpec
+
+__all__ = ["parse_chat"]
+
+_READ = frozenset(
+    {
+        "context_management",
+        "max_tokens",
+        "messages",
+        "model",
+        "output_config",
+        "stop_sequences",
+        "stream",
+        "system",
+        "temperature",
+        "thinking",
+        "tool_choice",
+        "tools",
+        "top_k",
+        "top_p",
+    }
+)
+_WITHOUT_EFFECT = frozenset(
+    {
+        "cache_control",
+        "diagnostics",
+        "inference_geo",
+        "metadata",
+        "service_tier",
+        "speed",
+    }
+)
+"""Accounting, caching and hints: they ask for nothing that would change what is sampled."""
+
+_THINKING = ("adaptive", "disabled", "enabled")
+"""Hints: whether the model reasons is for its chat template and for itself to decide."""
+
+_TOOL_FIELDS = (
+    "type",
+    "name",
+    "description",
+    "input_schema",
+    "defer_loading",
+    "cache_control",
+    "eager_input_streaming",
+)
+_TOOL_ONLY: dict[str, Any] = {
+    "strict": False,
+    "input_examples": [],
+    "allowed_callers": ["direct"],
+}
+"""Fields of tools that are taken only with a value that changes nothing."""
+
+_KEEP_ALL: tuple[Any, ...] = ("all", {"type": "all"})
+
+
+def parse_chat(body: bytes, *, counts: bool = False) -> Chat:
+    """Read a request.
+
+    Args:
+        body: The request's body.
+        counts: Whether only the prompt is to be counted: no reply, so no limit for one.
+
+    Raises:
+        BadRequest: Not valid, or asks for something unsupported; names the field.
+    """
+    fields = parse_object(body)
+    for name in fields:
+        if name not in _READ and name not in _WITHOUT_EFFECT:
+            raise refuse(f"'{name}' is not supported", where=name, fix="Leave it out.")
+    _check_thinking(fields)
+    _check_context_management(fields)
+    _check_output_config(fields)
+    choice, parallel = _tool_choice(fields)
+    tools = _tools(fields)
+    return Chat(
+        model=fields.required_text("model"),
+        messages=_messages(fields, counts=counts),
+        tools=() if choice == "none" else tools,
+        sampling=_sampling(fields, counts=counts),
+        stream=fields.flag("stream"),
+        include_usage=True,
+        parallel_tool_calls=parallel,
+    )
+
+
+def _messages(fields: Fields, *, counts: bool) -> tuple[Message, ...]:
+    messages = read_messages(fields)
+    if messages[-1:] == (Message("assistant", ""),):
+        messages = messages[:-1]  # asks for nothing
+    if not messages:
+        raise refuse("at least one message is required", where="messages")
+    if messages[-1].role == "assistant" and not counts:
+        raise refuse(
+            "the last message is the assistant's, and to continue it is not supported",
+            where="messages",
+            fix="End in a message of the user.",
+        )
+    system = read_text(fields, "system")
+    return (Message("system", system), *messages) if system else messages
+
+
+def _tool_choice(fields: Fields) -> tuple[str, bool]:
+    """Read whether tools are offered, and whether one reply may call several."""
+    choice = fields.object("tool_choice")
+    if choice is None:
+        return "auto", True
+    kind = choice.required_text("type")
+    if kind not in ("auto", "none"):
+        raise refuse(
+            f"the tool choice '{kind}' is not supported: only 'auto' and 'none'",
+            where=choice.path("type"),
+        )
+    only(choice, "type", "disable_parallel_tool_use")
+    return kind, not choice.flag("disable_parallel_tool_use")
+
+
+def _tools(fields: Fields) -> tuple[ToolSpec, ...]:
+    """Read the tools that the model is to see; a deferred one only after a result loaded it."""
+    loaded = read_loaded_tools(fields)
+    read = [(_tool(tool), tool.flag("defer_loading")) for tool in fields.objects("tools")]
+    return tuple(tool for tool, deferred in read if not deferred or tool.name in loaded)
+
+
+def _tool(fields: Fields) -> ToolSpec:
+    kind = fields.text("type")
+    if kind not in ("custom", None):
+        raise refuse(
+            f"tools of type '{kind}' are not supported: only those with an input_schema",
+            where=fields.path("type"),
+        )
+    only(fields, *_TOOL_FIELDS, *_TOOL_ONLY)
+    for name, allowed in _TOOL_ONLY.items():
+        if fields.raw(name) not in (None, allowed):
+            raise refuse(
+                f"'{name}' is supported only as {allowed!r}",
+                where=fields.path(name),
+                fix="Leave it out.",
+            )
+    if fields.object("input_schema") is None:
+        raise refuse("a required object is missing", where=fields.path("input_schema"))
+    return ToolSpec(
+        name=fields.required_text("name"),
+        description=fields.text("description") or "",
+        parameters=fields.raw("input_schema"),
+    )
+
+
+def _sampling(fields: Fields, *, counts: bool) -> Sampling:
+    temperature = fields.number("temperature", least=0, most=1)
+    top_p = fields.number("top_p", least=0, most=1)
+    max_tokens = fields.integer("max_tokens", least=1)
+    if max_tokens is None and not counts:
+        raise refuse("a required integer is missing", where="max_tokens")
+    return Sampling(
+        temperature=1.0 if temperature is None else temperature,
+        top_p=1.0 if top_p is None else top_p,
+        top_k=fields.integer("top_k", least=1),
+        max_tokens=max_tokens,
+        stop=_stop(fields),
+    )
+
+
+def _stop(fields: Fields) -> tuple[str, ...]:
+    strings = fields.items("stop_sequences")
+    for string in strings:
+        if not isinstance(string, str) or not string:
+            raise refuse("expected strings that are not empty", where="stop_sequences")
+    return tuple(strings)
+
+
+def _check_thinking(fields: Fields) -> None:
+    thinking = fields.object("thinking")
+    if thinking is None:
+        return
+    kind = thinking.required_text("type")
+    if kind not in _THINKING:
+        raise refuse(f"thinking of type '{kind}' is not supported", where=thinking.path("type"))
+    only(thinking, "type", "budget_tokens", "display")
+
+
+def _check_context_management(fields: Fields) -> None:
+    """Accept only the edit that takes nothing away from the conversation."""
+    management = fields.object("context_management")
+    if management is None:
+        return
+    only(management, "edits")
+    for edit in management.objects("edits"):
+        kind = edit.required_text("type")
+        if kind != "clear_thinking_20251015":
+            raise refuse(f"the edit '{kind}' is not supported", where=edit.path("type"))
+        only(edit, "type", "keep")
+        if edit.raw("keep") not in _KEEP_ALL:
+            raise refuse("'keep' is supported only as 'all'", where=edit.path("keep"))
+
+
+def _check_output_config(fields: Fields) -> None:
+    """Accept only the hint how much effort to make; a form of the output cannot be enforced."""
+    config = fields.object("output_config")
+    if config is not None:
+        only(config, "effort")
+        config.text("effort")

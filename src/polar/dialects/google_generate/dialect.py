@@ -1,0 +1,66 @@
+"""The generateContent dialect as the gateway uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from polar.dialects.base import NO_PARAMS, Route, StreamEncoder
+from polar.dialects.google_generate.reply import (
+    ChunkEncoder,
+    write_count,
+    write_error,
+    write_models,
+    write_response,
+)
+from polar.dialects.google_generate.request import parse_chat
+from polar.errors import PolarError
+from polar.types import Chat, Reply
+
+__all__ = ["GoogleGenerate"]
+
+_MODEL = r"/(?:v1beta|v1)/models/(?P<model>.+)"
+
+
+class GoogleGenerate:
+    """Google generateContent, as the Gemini API has it.
+
+    The path names the model and the method. A stream is always server-sent events, as harnesses
+    ask for with `?alt=sse`; the array of responses that Google sends without it is not served.
+
+    Source: https://ai.google.dev/api/generate-content
+    """
+
+    name = "google_generate"
+    routes = (
+        Route("POST", _MODEL + r":(?P<method>generateContent|streamGenerateContent)", "chat"),
+        Route("POST", _MODEL + r":(?P<method>countTokens)", "count"),
+        Route("GET", r"/v1beta/models", "models"),
+    )
+
+    def parse(self, body: bytes, params: Mapping[str, str] = NO_PARAMS) -> Chat:
+        """Read a request to generate, or one to count the tokens of its prompt.
+
+        Raises:
+            BadRequest: Not valid, or asks for something unsupported; names the field.
+        """
+        return parse_chat(body, params)
+
+    def response(self, chat: Chat, reply: Reply, *, response_id: str, created: int) -> bytes:
+        """Write a whole response."""
+        return write_response(chat, reply, response_id=response_id)
+
+    def count(self, prompt_tokens: int) -> bytes:
+        """Write how many tokens a prompt has."""
+        return write_count(prompt_tokens)
+
+    def models(self, model: str, *, created: int) -> bytes:
+        """Write the list of models."""
+        return write_models(model)
+
+    def encoder(self, chat: Chat, *, response_id: str, created: int) -> StreamEncoder:
+        """Start encoding a streamed response."""
+        return ChunkEncoder(chat, response_id=response_id)
+
+    def error(self, error: PolarError) -> tuple[int, bytes]:
+        """Write an error in Google's form: HTTP status and body."""
+        return write_error(error)

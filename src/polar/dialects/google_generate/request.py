@@ -1,0 +1,96 @@
+"""Reads generateContent, streamGenerateContent and countTokens requests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from polar.dialects.fields import Fields, parse_object, refuse
+from polar.dialects.google_generate.contents import read_contents, read_instruction
+from polar.dialects.google_generate.spelling import child, refuse_others, spelled, whole_number
+from polar.dialects.google_generate.tools import read_tools
+from polar.types import Chat, Sampling
+
+__all__ = ["parse_chat"]
+
+_COUNTED = "generateContentRequest"
+
+_READ = frozenset({"contents", "generationConfig", "systemInstruction", "toolConfig", "tools"})
+_WITHOUT_EFFECT = frozenset({"labels", "model", "safetySettings", "serviceTier", "store"})
+"""Accounting, filters that Polar has not, and the model, which the path names."""
+
+_SAMPLING = frozenset({"maxOutputTokens", "seed", "stopSequences", "temperature", "topK", "topP"})
+_SAMPLING_WITHOUT_EFFECT = frozenset({"mediaResolution", "thinkingConfig"})
+"""Whether and how long the model thinks is its own; media are refused where they are."""
+
+_SAMPLING_ONLY: dict[str, tuple[Any, ...]] = {
+    "audioTimestamp": (False,),
+    "candidateCount": (1,),
+    "enableEnhancedCivicAnswers": (False,),
+    "frequencyPenalty": (0,),
+    "presencePenalty": (0,),
+    "responseLogprobs": (False,),
+    "responseMimeType": ("text/plain",),
+    "responseModalities": (["TEXT"], []),
+}
+
+
+def parse_chat(body: bytes, params: Mapping[str, str]) -> Chat:
+    """Read a request.
+
+    Args:
+        body: The request's body.
+        params: The model and the method that the path names.
+
+    Raises:
+        BadRequest: Not valid, or asks for something unsupported; names the field.
+    """
+    model, method = params.get("model"), params.get("method")
+    request = spelled(parse_object(body))
+    if method == "countTokens":
+        request = _counted(request)
+    refuse_others(request, _READ, without_effect=_WITHOUT_EFFECT)
+    if not model:
+        raise refuse("the path names no model", where="model")
+    streams = method == "streamGenerateContent"
+    return Chat(
+        model=model,
+        messages=(*read_instruction(request), *read_contents(request)),
+        tools=read_tools(request),
+        sampling=_sampling(child(request, "generationConfig")),
+        stream=streams,
+        include_usage=streams,
+    )
+
+
+def _counted(request: Fields) -> Fields:
+    """Find the request whose tokens are counted: the body itself, or a whole one inside it."""
+    inner = child(request, _COUNTED)
+    if inner is None:
+        return request
+    refuse_others(request, {_COUNTED}, without_effect={"model"})
+    return inner
+
+
+def _sampling(config: Fields | None) -> Sampling:
+    if config is None:
+        return Sampling()
+    refuse_others(config, _SAMPLING, without_effect=_SAMPLING_WITHOUT_EFFECT, only=_SAMPLING_ONLY)
+    temperature = config.number("temperature", least=0, most=2)
+    top_p = config.number("topP", least=0, most=1)
+    return Sampling(
+        temperature=1.0 if temperature is None else temperature,
+        top_p=1.0 if top_p is None else top_p,
+        top_k=whole_number(config, "topK", least=1),
+        max_tokens=whole_number(config, "maxOutputTokens", least=1),
+        stop=_stop(config),
+        seed=whole_number(config, "seed"),
+    )
+
+
+def _stop(config: Fields) -> tuple[str, ...]:
+    strings = config.items("stopSequences")
+    for string in strings:
+        if not isinstance(string, str) or not string:
+            raise refuse("expected strings that are not empty", where=config.path("stopSequences"))
+    return tuple(strings)

@@ -1,0 +1,154 @@
+"""Reads Responses requests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from polar.dialects.fields import Fields, parse_object, refuse
+from polar.dialects.openai_responses.items import DECLARES_TOOLS, read_items
+from polar.dialects.openai_responses.tools import offered_tools
+from polar.types import Chat, Message, Sampling, ToolSpec
+
+__all__ = ["parse_chat"]
+
+_READ = frozenset(
+    {
+        "include",
+        "input",
+        "instructions",
+        "max_output_tokens",
+        "model",
+        "parallel_tool_calls",
+        "previous_response_id",
+        "store",
+        "stream",
+        "stream_options",
+        "temperature",
+        "text",
+        "tool_choice",
+        "tools",
+        "top_p",
+    }
+)
+_WITHOUT_EFFECT = frozenset(
+    {
+        "client_metadata",
+        "max_tool_calls",
+        "metadata",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "reasoning",
+        "safety_identifier",
+        "service_tier",
+        "user",
+    }
+)
+"""Accounting, caching and hints: they ask for nothing that would change what is sampled.
+
+`max_tool_calls` counts calls of the provider's own tools, of which there are none.
+"""
+
+_ONLY: dict[str, tuple[Any, ...]] = {
+    "background": (False,),
+    "top_logprobs": (0,),
+    "truncation": ("disabled",),
+}
+"""Fields that are taken only with a value that changes nothing."""
+
+_LOGPROBS = "message.output_text.logprobs"
+
+
+def parse_chat(body: bytes, *, counts: bool = False) -> Chat:
+    """Read a request.
+
+    Args:
+        body: The request's body.
+        counts: Whether only its prompt's length is asked for, which needs no model's name.
+
+    Raises:
+        BadRequest: Not valid, or asks for something unsupported; names the field.
+    """
+    fields = parse_object(body)
+    _refuse_unsupported(fields)
+    model = fields.text("model") if counts else fields.required_text("model")
+    instructions = fields.text("instructions")
+    items = _items(fields)
+    messages = _messages(fields, items)
+    if not messages and fields.text("previous_response_id") is None:
+        raise refuse("at least one message is required", where="input")
+    system = () if instructions is None else (Message("system", instructions),)
+    return Chat(
+        model=model or "",
+        messages=(*system, *messages),
+        tools=_tools(fields, items),
+        sampling=_sampling(fields),
+        stream=fields.flag("stream"),
+        parallel_tool_calls=fields.flag("parallel_tool_calls", absent=True),
+        continues=fields.text("previous_response_id"),
+        stored=fields.flag("store", absent=True),
+        instructed=bool(system),
+    )
+
+
+def _refuse_unsupported(fields: Fields) -> None:
+    for name in fields:
+        if name in _READ or name in _WITHOUT_EFFECT:
+            continue
+        if name not in _ONLY:
+            raise refuse(f"'{name}' is not supported", where=name, fix="Leave it out.")
+        if fields.raw(name) not in _ONLY[name]:
+            allowed = " or ".join(repr(value) for value in _ONLY[name])
+            raise refuse(
+                f"'{name}' is supported only as {allowed}", where=name, fix="Leave it out."
+            )
+    _refuse_logprobs(fields)
+    _refuse_unsupported_within(fields, "text", {"format", "verbosity"})
+    _refuse_unsupported_within(fields, "stream_options", {"include_obfuscation", "include_usage"})
+    text = fields.object("text")
+    form = None if text is None else text.object("format")
+    if form is not None and form.raw("type") != "text":
+        raise refuse("only text of the type 'text' is supported", where="text.format.type")
+
+
+def _refuse_logprobs(fields: Fields) -> None:
+    """What else can be included is about items that no reply has, or is given as null."""
+    for number, name in enumerate(fields.items("include")):
+        if name == _LOGPROBS or not isinstance(name, str):
+            raise refuse(f"{name!r} cannot be included", where=f"include[{number}]")
+
+
+def _refuse_unsupported_within(fields: Fields, name: str, known: set[str]) -> None:
+    inner = fields.object(name)
+    for unsupported in () if inner is None else set(inner) - known:
+        raise refuse(f"'{unsupported}' is not supported", where=f"{name}.{unsupported}")
+
+
+def _items(fields: Fields) -> list[Fields]:
+    """Read the input's items; none where it is text."""
+    return [] if isinstance(fields.raw("input"), str) else fields.objects("input")
+
+
+def _messages(fields: Fields, items: list[Fields]) -> tuple[Message, ...]:
+    text = fields.raw("input")
+    return (Message("user", text),) if isinstance(text, str) else tuple(read_items(items))
+
+
+def _tools(fields: Fields, items: list[Fields]) -> tuple[ToolSpec, ...]:
+    """Read the tools of the request and of its items, which models may call."""
+    choice = fields.raw("tool_choice")
+    if choice not in (None, "auto", "none"):
+        raise refuse("'tool_choice' is supported only as 'auto' or 'none'", where="tool_choice")
+    declarations = [item for item in items if item.raw("type") == DECLARES_TOOLS]
+    tools = offered_tools([fields, *declarations])
+    return () if choice == "none" else tools
+
+
+def _sampling(fields: Fields) -> Sampling:
+    temperature = fields.number("temperature", least=0, most=2)
+    top_p = fields.number("top_p", least=0, most=1)
+    return Sampling(
+        temperature=1.0 if temperature is None else temperature,
+        top_p=1.0 if top_p is None else top_p,
+        max_tokens=fields.integer("max_output_tokens", least=1),
+    )
