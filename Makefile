@@ -8,7 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
 
-.PHONY: help setup demo test lint fmt bench docs test-vllm clean
+.PHONY: help setup demo test lint fmt bench docs harnesses test-vllm clean
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -47,9 +47,12 @@ bench: $(STAMP)  ## Run the benchmarks; each prints the numbers of docs/log.md t
 docs: $(STAMP)  ## Write the pages that are made from the code.
 	$(BIN)/python scripts/docs.py
 
+harnesses: $(STAMP)  ## Play a session with every harness preset; write the table of docs/harnesses.md.
+	$(BIN)/python scripts/harnesses.py
+
 test-vllm: $(STAMP)  ## Run the engine tests against a vLLM server that is installed and started.
 	scripts/install_vllm_cpu.sh .venv-vllm
-	$(BIN)/python -m pytest tests/integration -k vllm $(ARGS)
+	$(BIN)/python scripts/test_vllm.py .venv-vllm $(ARGS)
 
 clean:  ## Remove the environment and what tools left.
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

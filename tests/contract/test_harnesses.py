@@ -5,30 +5,40 @@ from pathlib import PurePosixPath
 
 import pytest
 
+from polar.config.families import settings_model
 from polar.errors import ConfigError
 from polar.harnesses import load, names
 from polar.harnesses.base import Harness, LaunchRequest
-from polar.harnesses.settings import MiniSweAgentSettings, PiSettings, ShellSettings
 from polar.runtimes.base import ExecResult, Place
-from polar.types import Chat, Message
+from polar.types import Chat, Message, ToolSpec
 
 ODD = """it's "odd" $HOME `id` {braces} {{task}} \\ ä
 --flag @file"""
+TOOL = ToolSpec("run", "Runs a command.", {"type": "object"})
+CHAT = Chat("m", (Message("system", "s"), Message("user", "u")), tools=(TOOL,))
 REQUEST = LaunchRequest(ODD, "a-model", "the-key", Place("/work", "/home/x", "http://h:9"))
 
 
-@pytest.fixture(params=["mini_swe_agent", "pi", "shell"])
+HEADERS = {
+    "claude_code": {"x-claude-code-session-id": "any"},
+    "codex": {"session-id": "any"},
+    "gemini_cli": {"user-agent": "GeminiCLI/1 (linux)"},
+    "opencode": {"x-session-affinity": "any"},
+}
+"""Preset -> what its own requests carry; the others' clients are the official OpenAI SDK."""
+
+
+@pytest.fixture(params=names())
 def harness(request, tmp_path) -> Harness:
     program = tmp_path / "program" / "bin" / "program"
     program.parent.mkdir(parents=True)
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
     (program.parent.parent / "package.json").write_text('{"version": "1"}')
-    settings = {
-        "mini_swe_agent": MiniSweAgentSettings(executable=program, cache=tmp_path),
-        "pi": PiSettings(executable=program, node=program, cache=tmp_path),
-        "shell": ShellSettings(command="agent {instruction} {base_url} {key} {model}"),
-    }[request.param]
+    model = settings_model("harness", request.param)
+    given = {"executable": program, "node": program, "cache": tmp_path}
+    given["command"] = "agent {instruction} {base_url} {key} {model}"
+    settings = model(**{name: given[name] for name in given if name in model.model_fields})
     return load(request.param)(settings)
 
 
@@ -63,7 +73,7 @@ def test_a_launch_is_the_same_every_time(harness):
 def test_a_launch_tells_address_key_model_and_task(harness):
     text = told(harness.launch(REQUEST))
 
-    assert "http://h:9/s/the-key/v1" in text
+    assert "http://h:9/s/the-key" in text
     assert "the-key" in text
     assert "a-model" in text
 
@@ -105,6 +115,26 @@ def test_a_program_that_was_not_there_did_not_end_well(harness):
 
 
 def test_the_harnesss_own_first_call_is_a_main_one(harness):
-    chat = Chat("m", (Message("system", "s"), Message("user", "u")))
+    headers = HEADERS.get(harness.name, {"x-stainless-lang": "any"})
 
-    assert harness.kind_of(chat, {"x-stainless-lang": "any"}) == "main"
+    assert harness.kind_of(CHAT, headers) == "main"
+
+
+def test_a_request_without_the_harnesss_own_headers_is_foreign(harness):
+    expected = "main" if harness.name == "shell" else "foreign"
+
+    assert harness.kind_of(CHAT, {"user-agent": "curl/8"}) == expected
+
+
+def test_an_experts_turns_run_the_commands_in_order_and_end(harness):
+    turns = harness.expert_turns(("echo first", "echo second"))
+
+    if harness.name == "shell":
+        assert turns == ()
+        return
+    assert len(turns) == 3
+    assert all(turn.role == "assistant" for turn in turns)
+    first, second, last = (f"{turn.content}{turn.tool_calls}" for turn in turns)
+    assert "echo first" in first
+    assert "echo second" in second
+    assert not turns[-1].tool_calls or "SUBMIT" in last

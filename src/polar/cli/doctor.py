@@ -12,7 +12,7 @@ from rich.text import Text
 
 from polar.cli.console import console
 from polar.cli.findings import Finding, check_machine
-from polar.config import environment
+from polar.config import RunConfig, environment, load_config
 from polar.errors import SetupError
 
 __all__ = ["doctor"]
@@ -25,6 +25,10 @@ def doctor(
         str | None, typer.Option(help="Address of an engine's server to probe as well.")
     ] = None,
     engine: Annotated[str, typer.Option(help="What serves at --engine-url.")] = "vllm",
+    harness: Annotated[
+        str | None,
+        typer.Option(help="Harness to play a session with: the real one, against a script."),
+    ] = None,
     model: Annotated[
         str, typer.Option(help="Model whose tokenizer must agree with the engine's.")
     ] = "smollm2-135m",
@@ -39,22 +43,31 @@ def doctor(
 
         polar doctor --engine-url http://127.0.0.1:8000 --model Qwen/Qwen3-0.6B
 
+        polar doctor --harness codex
+
         polar doctor --json
     """
-    findings = list(_shown(_findings(engine_url, engine, model), quiet=as_json))
+    findings = list(_shown(_findings(engine_url, engine, model, harness), quiet=as_json))
     if as_json:
         typer.echo(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))
     if any(finding.state == "fail" for finding in findings):
         raise typer.Exit(SetupError.exit_code)
 
 
-def _findings(engine_url: str | None, engine: str, model: str) -> Iterator[Finding]:
+def _findings(
+    engine_url: str | None, engine: str, model: str, harness: str | None
+) -> Iterator[Finding]:
     cache = environment().cache
     yield from check_machine(cache)
     if engine_url is not None:
         from polar.cli.engine_check import check_engine
 
         yield from check_engine(engine, engine_url, model=model, cache=cache)
+    if harness is not None:
+        from polar.cli.harness_check import check_harness
+
+        config = load_config(None, [f"harness.name={harness}"], RunConfig)
+        yield from check_harness(harness, config.harness.settings)
 
 
 def _shown(findings: Iterable[Finding], *, quiet: bool) -> Iterator[Finding]:

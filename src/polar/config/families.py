@@ -10,7 +10,16 @@ from pydantic import BaseModel, ConfigDict
 
 from polar import engines, harnesses, runtimes
 from polar.engines.settings import EmbeddedSettings, VllmSettings
-from polar.harnesses.settings import MiniSweAgentSettings, PiSettings, ShellSettings
+from polar.harnesses.settings import (
+    ClaudeCodeSettings,
+    CodexSettings,
+    GeminiCliSettings,
+    MiniSweAgentSettings,
+    OpenCodeSettings,
+    PiSettings,
+    QwenCodeSettings,
+    ShellSettings,
+)
 from polar.runtimes.settings import BubblewrapSettings, LocalSettings
 
 __all__ = ["DEFAULT_NAMES", "NoSettings", "implementation_names", "own_names", "settings_model"]
@@ -35,8 +44,13 @@ _FAMILIES: Mapping[str, _Family] = {"engine": engines, "harness": harnesses, "ru
 _OWN: Mapping[str, Mapping[str, type[BaseModel]]] = {
     "engine": {"embedded": EmbeddedSettings, "vllm": VllmSettings, "scripted": NoSettings},
     "harness": {
+        "claude_code": ClaudeCodeSettings,
+        "codex": CodexSettings,
+        "gemini_cli": GeminiCliSettings,
         "mini_swe_agent": MiniSweAgentSettings,
+        "opencode": OpenCodeSettings,
         "pi": PiSettings,
+        "qwen_code": QwenCodeSettings,
         "shell": ShellSettings,
     },
     "runtime": {"auto": NoSettings, "bubblewrap": BubblewrapSettings, "local": LocalSettings},

@@ -14,8 +14,13 @@ __all__ = ["load", "names"]
 
 _GROUP = "polar.harnesses"
 _TABLE = {
+    "claude_code": "polar.harnesses.claude_code:ClaudeCode",
+    "codex": "polar.harnesses.codex:Codex",
+    "gemini_cli": "polar.harnesses.gemini_cli:GeminiCli",
     "mini_swe_agent": "polar.harnesses.mini_swe_agent:MiniSweAgent",
+    "opencode": "polar.harnesses.opencode:OpenCode",
     "pi": "polar.harnesses.pi:Pi",
+    "qwen_code": "polar.harnesses.qwen_code:QwenCode",
     "shell": "polar.harnesses.shell:Shell",
 }
 

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
-from polar.errors import HarnessMissing
 from polar.harnesses.base import Installation, Launch, LaunchRequest
-from polar.harnesses.installing import own_folder
+from polar.harnesses.expert import tool_turns
+from polar.harnesses.npm import NpmProgram
 from polar.harnesses.settings import PiSettings
 from polar.runtimes.base import ExecResult, ProcessSpec
-from polar.types import CallKind, Chat, Message, ToolCall
+from polar.types import CallKind, Chat, Message
 
 __all__ = ["VERSION", "Pi"]
 
 VERSION = "0.73.1"
 """The last one that runs on Node 20."""
 
-_PACKAGE = "@mariozechner/pi-coding-agent"
+_PROGRAM = NpmProgram("pi", "@mariozechner/pi-coding-agent", VERSION, "pi", node="22.23.3")
 _FOLDER = ".pi/agent"
 _PROVIDER = "polar"
 _SUMMARY_PROMPT = "You are a context summarization assistant"
@@ -49,12 +48,7 @@ class Pi:
 
     def install_command(self) -> tuple[tuple[str, ...], ...]:
         """Install the pinned version into a folder of its own."""
-        return (
-            (
-                *("npm", "install", "--prefix", str(self._folder), "--no-audit", "--no-fund"),
-                *("--loglevel=error", f"{_PACKAGE}@{VERSION}"),
-            ),
-        )
+        return _PROGRAM.install_command(self._settings.cache)
 
     def launch(self, request: LaunchRequest) -> Launch:
         """Say how to start one session. The instruction goes in by stdin: it may begin with `-`."""
@@ -62,7 +56,8 @@ class Pi:
         folder = f"{request.place.home}/{_FOLDER}"
         prompt = settings.system_prompt
         argv = (
-            *(str(self._node), str(self._installation.executable)),
+            *_PROGRAM.launcher(self._node, settings.cache),
+            str(self._installation.executable),
             *("--print", "--provider", _PROVIDER, "--model", request.model),
             *("--tools", ",".join(settings.tools)),
             *(() if prompt is None else ("--system-prompt", prompt)),
@@ -78,12 +73,7 @@ class Pi:
 
     def expert_turns(self, commands: Sequence[str]) -> tuple[Message, ...]:
         """Call the bash tool for each command, and say at last that it is done."""
-        calls = (
-            ToolCall(f"expert{index}", "bash", json.dumps({"command": command}))
-            for index, command in enumerate(commands)
-        )
-        turns = (Message("assistant", "", tool_calls=(call,)) for call in calls)
-        return (*turns, Message("assistant", "Done."))
+        return tool_turns("bash", commands, lambda command: {"command": command})
 
     def kind_of(self, chat: Chat, headers: Mapping[str, str]) -> CallKind:
         """Tell main calls, compactions, and calls of the agent's own commands apart."""
@@ -96,54 +86,13 @@ class Pi:
         """Tell an agent that ended from a program that broke (an exception, a wrong flag)."""
         return result.exit_code not in _BROKEN
 
-    @property
-    def _folder(self) -> Path:
-        return own_folder(self._settings.cache, f"pi-{VERSION}")
-
     @cached_property
     def _installation(self) -> Installation:
-        program = self._program().resolve()
-        package = next(
-            (above for above in program.parents if (above / "package.json").is_file()),
-            program.parent,
-        )
-        root = next(
-            (above.parent for above in program.parents if above.name == "node_modules"), package
-        )
-        node = self._node.resolve()
-        folders = (root, node.parent.parent if node.parent.name == "bin" else node.parent)
-        return Installation(program, version=_version(package), read_only=folders)
+        return _PROGRAM.find(self._settings.executable, self._settings.cache, self._node)
 
     @cached_property
     def _node(self) -> Path:
-        chosen = self._settings.node
-        found = shutil.which("node") if chosen is None else str(chosen.expanduser().absolute())
-        if found is None or not Path(found).is_file():
-            raise HarnessMissing(
-                "Pi needs Node 20.6 or newer", where=found, fix="Install it from nodejs.org."
-            )
-        return Path(found)
-
-    def _program(self) -> Path:
-        if self._settings.executable is not None:
-            program = self._settings.executable.expanduser().absolute()
-            if program.is_file():
-                return program
-            raise HarnessMissing(
-                "Pi is not where the settings say",
-                where=str(program),
-                fix="Correct `executable`, or leave it out.",
-            )
-        own = self._folder / "node_modules" / ".bin" / "pi"
-        if own.is_file():
-            return own
-        if (found := shutil.which("pi")) is not None:
-            return Path(found)
-        raise HarnessMissing(
-            f"Pi {VERSION} is not installed",
-            where=str(self._folder),
-            fix=f"Run `polar install {self.name}`.",
-        )
+        return _PROGRAM.find_node(self._settings.node, self._settings.cache, least="20.6")
 
     def _models(self, request: LaunchRequest) -> dict[str, object]:
         settings = self._settings
@@ -178,8 +127,3 @@ class Pi:
                 "keepRecentTokens": settings.context_window // 2,
             },
         }
-
-
-def _version(package: Path) -> str:
-    described = json.loads((package / "package.json").read_text(encoding="utf-8"))
-    return str(described["version"])

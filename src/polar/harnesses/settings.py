@@ -7,7 +7,16 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-__all__ = ["MiniSweAgentSettings", "PiSettings", "ShellSettings"]
+__all__ = [
+    "ClaudeCodeSettings",
+    "CodexSettings",
+    "GeminiCliSettings",
+    "MiniSweAgentSettings",
+    "OpenCodeSettings",
+    "PiSettings",
+    "QwenCodeSettings",
+    "ShellSettings",
+]
 
 
 class ShellSettings(BaseModel):
@@ -55,7 +64,7 @@ class PiSettings(BaseModel):
     executable: Path | None = None
     """Path of `pi`; absent: Polar's own installation, then PATH."""
     node: Path | None = None
-    """Path of `node`; absent: looked up on PATH."""
+    """Path of `node`; absent: the one installed with it, then PATH."""
     cache: Path = Path("~/.cache/polar")
     """Folder of Polar's own installations."""
     tools: tuple[str, ...] = ("bash",)
@@ -72,3 +81,65 @@ class PiSettings(BaseModel):
     """Most tokens that it asks for in a call."""
     model_retries: int = Field(default=2, ge=0)
     """How often it repeats a model call that fails."""
+
+
+class _ProgramSettings(BaseModel):
+    """What can be set about every harness that is one installed program."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    executable: Path | None = None
+    """Path of the program; absent: Polar's own installation, then PATH."""
+    cache: Path = Path("~/.cache/polar")
+    """Folder of Polar's own installations."""
+    context_window: int = Field(default=32768, ge=1)
+    """Tokens that it believes the model can hold; it summarises the history when they are used."""
+    extra_args: tuple[str, ...] = ()
+    """More words for its command line."""
+
+
+class CodexSettings(_ProgramSettings):
+    """Settings of the `codex` harness."""
+
+    retries: int = Field(default=4, ge=0)
+    """How often it repeats a model call that fails or breaks off."""
+
+
+class ClaudeCodeSettings(_ProgramSettings):
+    """Settings of the `claude_code` harness."""
+
+    tools: tuple[str, ...] = ("Bash", "Edit", "Read", "Write")
+    """Tools that it offers to the model; empty: all that it has."""
+    bare: bool = False
+    """Whether its system prompt is left out but for a line."""
+    max_tokens: int = Field(default=4096, ge=1)
+    """Most tokens that it asks for in a call."""
+    retries: int = Field(default=2, ge=0)
+    """How often it repeats a model call that fails."""
+
+
+class QwenCodeSettings(_ProgramSettings):
+    """Settings of the `qwen_code` harness."""
+
+    node: Path | None = None
+    """Path of `node`; absent: the one installed with it, then PATH."""
+    bare: bool = False
+    """Whether it leaves out most tools and most of its system prompt."""
+    memory: bool = False
+    """Whether a sub-agent writes down memories after each task: model calls of kind auxiliary."""
+
+
+class GeminiCliSettings(_ProgramSettings):
+    """Settings of the `gemini_cli` harness."""
+
+    node: Path | None = None
+    """Path of `node`; absent: the one installed with it, then PATH."""
+
+
+class OpenCodeSettings(_ProgramSettings):
+    """Settings of the `opencode` harness."""
+
+    max_tokens: int = Field(default=4096, ge=1)
+    """Most tokens that it asks for in a call."""
+    title: bool = False
+    """Whether it has the model name each session: a call of kind auxiliary."""

@@ -42,7 +42,7 @@ def node(tmp_path):
 @pytest.fixture
 def harness(tmp_path, node):
     def make(**settings) -> Pi:
-        install(tmp_path / "cache" / "harnesses" / f"pi-{VERSION}")
+        install(tmp_path / "cache" / "harnesses" / f"pi-{VERSION}-node-22.23.3")
         return Pi(PiSettings(cache=tmp_path / "cache", node=node, **settings))
 
     return make
@@ -58,13 +58,13 @@ def test_the_sandbox_is_shown_the_packages_and_node(harness, tmp_path, node):
     assert found.version == "9.9"
     assert found.executable.name == "cli.js"
     assert found.read_only == (
-        tmp_path / "cache" / "harnesses" / f"pi-{VERSION}",
+        tmp_path / "cache" / "harnesses" / f"pi-{VERSION}-node-22.23.3",
         node.parent.parent,
     )
 
 
 def test_without_node_the_error_says_so(tmp_path, monkeypatch):
-    install(tmp_path / "harnesses" / f"pi-{VERSION}")
+    install(tmp_path / "harnesses" / f"pi-{VERSION}-node-22.23.3")
     monkeypatch.setenv("PATH", str(tmp_path))
 
     with pytest.raises(HarnessMissing, match="Node"):
@@ -84,9 +84,10 @@ def test_a_wrong_path_is_missing(tmp_path, node):
 
 
 def test_the_installation_is_pinned_and_lands_in_the_cache(tmp_path):
-    (command,) = Pi(PiSettings(cache=tmp_path)).install_command()
+    command, _ = Pi(PiSettings(cache=tmp_path)).install_command()
 
-    assert command[-1] == f"@mariozechner/pi-coding-agent@{VERSION}"
+    assert command[-2] == f"@mariozechner/pi-coding-agent@{VERSION}"
+    assert command[-1].startswith("node-linux-")
     assert str(tmp_path) in command[3]
 
 

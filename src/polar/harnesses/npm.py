@@ -1,0 +1,174 @@
+"""Harnesses that come as npm packages: where they are installed, how they are found."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from polar.errors import HarnessMissing
+from polar.harnesses.base import Installation
+from polar.harnesses.installing import own_folder
+
+__all__ = ["NpmProgram"]
+
+_COMPILED = "compiled"
+_WITH_COMPILED = (
+    'mkdir "$HOME/.compiled" && for made in "$0"/*; do tag=${made##*/}; '
+    'ln -s "$made" "$HOME/.compiled/${tag%-*}-$(id -u)"; done; '
+    'export NODE_COMPILE_CACHE="$HOME/.compiled"; exec "$@"'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class NpmProgram:
+    """One pinned program of an npm package.
+
+    Args:
+        name: The preset's name.
+        package: Name of the package.
+        version: The version that is known to work.
+        program: Name of the program that the package installs.
+        native: Pattern, below `node_modules`, of the native program that the package brings;
+            absent: it is a script for Node.
+        node: Version of Node that is installed beside it; absent: the machine's own is used.
+    """
+
+    name: str
+    package: str
+    version: str
+    program: str
+    native: str | None = None
+    node: str | None = None
+
+    def install_command(self, cache: Path) -> tuple[tuple[str, ...], ...]:
+        """Install the pinned version into a folder of its own."""
+        packages = [f"{self.package}@{self.version}"]
+        if self.node is not None:
+            packages.append(f"{_node_package()}@{self.node}")
+        install = (
+            *("npm", "install", "--prefix", str(self.folder(cache)), "--no-audit"),
+            *("--no-fund", "--loglevel=error", *packages),
+        )
+        return (install, *self._compile_command(cache))
+
+    def find(self, executable: Path | None, cache: Path, node: Path | None = None) -> Installation:
+        """Look for the program: the setting, Polar's own installation, then PATH.
+
+        Args:
+            executable: Where the settings say that it is.
+            cache: Folder of Polar's own installations.
+            node: The interpreter that a sandbox must show too.
+
+        Raises:
+            HarnessMissing: It is nowhere.
+        """
+        program = self._program(executable, cache).resolve()
+        package = next(
+            (above for above in program.parents if (above / "package.json").is_file()),
+            program.parent,
+        )
+        root = next(
+            (above.parent for above in program.parents if above.name == "node_modules"), package
+        )
+        folders = [root]
+        if node is not None:
+            real = node.resolve()
+            folders.append(real.parent.parent if real.parent.name == "bin" else real.parent)
+        return Installation(program, version=_version(package), read_only=tuple(folders))
+
+    def find_node(self, chosen: Path | None, cache: Path, *, least: str) -> Path:
+        """Find Node: the setting, the one installed with the program, then PATH.
+
+        Args:
+            chosen: Where the settings say that it is.
+            cache: Folder of Polar's own installations.
+            least: The oldest version that works, for the error's text.
+
+        Raises:
+            HarnessMissing: It is nowhere.
+        """
+        own = self._own_node(cache)
+        if chosen is None and own.is_file():
+            return own
+        found = shutil.which("node") if chosen is None else str(chosen.expanduser().absolute())
+        if found is None or not Path(found).is_file():
+            raise HarnessMissing(
+                f"{self.program} needs Node {least} or newer",
+                where=found,
+                fix="Install it from nodejs.org.",
+            )
+        return Path(found)
+
+    def launcher(self, node: Path, cache: Path) -> tuple[str, ...]:
+        """Say how to start the program's script: what goes before the script.
+
+        With its own Node, the code that was compiled at installation is used again: half of a
+        short session is compiling. Node keeps such code by user id and trusts only its own, so
+        that the sandbox's user gets links to what it can read but not write.
+        """
+        compiled = self.folder(cache) / _COMPILED
+        if node != self._own_node(cache) or not compiled.is_dir():
+            return (str(node),)
+        return ("/bin/sh", "-c", _WITH_COMPILED, str(compiled), str(node))
+
+    def folder(self, cache: Path) -> Path:
+        """Name the folder of Polar's own installation."""
+        beside = "" if self.node is None else f"-node-{self.node}"
+        return own_folder(cache, f"{self.name}-{self.version}{beside}")
+
+    def _own_node(self, cache: Path) -> Path:
+        return self.folder(cache) / "node_modules" / _node_package() / "bin" / "node"
+
+    def _compile_command(self, cache: Path) -> tuple[tuple[str, ...], ...]:
+        """Start the program once, so that Node keeps what it compiles."""
+        if self.node is None:
+            return ()
+        folder = self.folder(cache)
+        command = (
+            *("env", f"HOME={folder / 'first-home'}", f"NODE_COMPILE_CACHE={folder / _COMPILED}"),
+            *(str(self._own_node(cache)), str(folder / "node_modules" / ".bin" / self.program)),
+            "--help",
+        )
+        return (command,)
+
+    def _program(self, executable: Path | None, cache: Path) -> Path:
+        if executable is not None:
+            program = executable.expanduser().absolute()
+            if program.is_file():
+                return program
+            raise HarnessMissing(
+                f"{self.program} is not where the settings say",
+                where=str(program),
+                fix="Correct `executable`, or leave it out.",
+            )
+        modules = self.folder(cache) / "node_modules"
+        own = _first(modules, self.native) if self.native else modules / ".bin" / self.program
+        if own is not None and own.is_file():
+            return own
+        if (found := shutil.which(self.program)) is not None:
+            return Path(found)
+        raise HarnessMissing(
+            f"{self.program} {self.version} is not installed",
+            where=str(self.folder(cache)),
+            fix=f"Run `polar install {self.name}`.",
+        )
+
+
+def _node_package() -> str:
+    machine = "arm64" if platform.machine() in ("aarch64", "arm64") else "x64"
+    return f"node-linux-{machine}"
+
+
+def _first(modules: Path, pattern: str) -> Path | None:
+    """Find the native program; packages for other machines may lie beside it."""
+    return min(modules.glob(pattern), default=None)
+
+
+def _version(package: Path) -> str:
+    path = package / "package.json"
+    if not path.is_file():
+        return "unknown"
+    return str(json.loads(path.read_text(encoding="utf-8")).get("version", "unknown"))
