@@ -26,7 +26,7 @@ def call_fields(call: ToolCall) -> dict[str, Any]:
     """Write a call; arguments that are JSON are decoded, for most templates iterate over them."""
     try:
         arguments = json.loads(call.arguments)
-    except ValueError:
+    except (ValueError, RecursionError):
         arguments = call.arguments
     function = {"name": call.name, "arguments": arguments}
     return {"type": "function", "id": call.id, "function": function}

@@ -16,6 +16,7 @@ __all__ = ["GenericRenderer"]
 _QUESTION = Message("user", "Polar bridge: question")
 _REPLY = "Polar bridge: reply"
 _THOUGHT = "Polar bridge: thought"
+_CLOSED_TURNS_KEPT = 64
 
 
 class GenericRenderer:
@@ -35,6 +36,7 @@ class GenericRenderer:
         self._template = ChatTemplate(tokenizer)
         self._fingerprint = fingerprint(tokenizer)
         self._end_of_turn_id = self._find_end_of_turn()
+        self._closed: dict[Message, str] = {}
         ends = (self._end_of_turn_id, tokenizer.eos_token_id)
         self._stops = tuple(dict.fromkeys(end for end in ends if end is not None))
 
@@ -117,22 +119,32 @@ class GenericRenderer:
     def _after_turn(
         self, new_messages: Sequence[Message], tools: Sequence[ToolSpec], end: str
     ) -> str | None:
-        """Text between an assistant turn's end and the next generation; None if not stable."""
-        turn = _stand_in(new_messages, think=self._template.traits.reasoning)
-        history = [_QUESTION, turn]
+        """Text between an assistant turn's end and the next generation; None if not stable.
+
+        A template that does not show tools has them in the conversation's first message, far
+        before the turn: they are left out here, and what was rendered for a turn serves again.
+        """
+        native = self._template.traits.tools
+        turn = _stand_in(new_messages, think=self._template.traits.reasoning, ids=native)
+        shown = tools if native else ()
         try:
-            asked = self._template.text([_QUESTION], tools, generate=True)
-            before = self._template.text(history, tools, generate=False)
-            after = self._template.text([*history, *new_messages], tools, generate=True)
+            closed = None if native else self._closed.get(turn)
+            if closed is None:
+                closed = self._closed_turn(turn, shown, end)
+            after = self._template.text([_QUESTION, turn, *new_messages], shown, generate=True)
         except BadRequest:
             return None
+        if not native and len(self._closed) < _CLOSED_TURNS_KEPT:
+            self._closed[turn] = closed
+        return after[len(closed) :] if closed and after.startswith(closed) else None
+
+    def _closed_turn(self, turn: Message, tools: Sequence[ToolSpec], end: str) -> str:
+        """Render up to an assistant turn's end; nothing if the template rewrites what it asked."""
+        asked = self._template.text([_QUESTION], tools, generate=True)
+        before = self._template.text([_QUESTION, turn], tools, generate=False)
         cut = before.find(end, before.index(_REPLY)) if _REPLY in before else -1
-        if cut < 0:
-            return None
-        closed = before[: cut + len(end)]
-        if not closed.startswith(asked) or not after.startswith(closed):
-            return None
-        return after[len(closed) :]
+        closed = before[: cut + len(end)] if cut >= 0 else ""
+        return closed if closed.startswith(asked) else ""
 
     def _find_end_of_turn(self) -> int | None:
         text = self._template.traits.end_of_turn
@@ -140,8 +152,14 @@ class GenericRenderer:
         return ids[0] if len(ids) == 1 else None
 
 
-def _stand_in(new_messages: Sequence[Message], *, think: bool) -> Message:
-    """An assistant turn that the new messages may follow: it calls the tools they answer."""
+def _stand_in(new_messages: Sequence[Message], *, think: bool, ids: bool) -> Message:
+    """An assistant turn that the new messages may follow: it calls the tools they answer.
+
+    Args:
+        new_messages: What follows.
+        think: Whether the turn reasons.
+        ids: Whether its calls have the ids that are answered, and not always the same ones.
+    """
     answered = []
     for message in new_messages:
         if message.role != "tool":
@@ -152,7 +170,9 @@ def _stand_in(new_messages: Sequence[Message], *, think: bool) -> Message:
         content=_REPLY,
         reasoning=_THOUGHT if think else None,
         tool_calls=tuple(
-            ToolCall(message.tool_call_id or f"call{index:05}", message.name or "tool", "{}")
+            ToolCall(
+                (ids and message.tool_call_id) or f"call{index:05}", message.name or "tool", "{}"
+            )
             for index, message in enumerate(answered)
         ),
     )

@@ -291,10 +291,17 @@ def _hash(value: object) -> bytes:
 
 
 def _normal_json(text: str) -> str:
+    """Write JSON as parsing harnesses do: a number is what a double holds, 60000.0 is 60000."""
     try:
-        return json.dumps(json.loads(text), sort_keys=True)
-    except ValueError:
+        value = json.loads(text, parse_int=_number, parse_float=_number)
+    except (ValueError, OverflowError, RecursionError):
         return text.strip()
+    return json.dumps(value, sort_keys=True)
+
+
+def _number(text: str) -> int | float:
+    value = float(text)
+    return int(value) if value.is_integer() else value
 
 
 def _text(reasoning: str | None) -> str:

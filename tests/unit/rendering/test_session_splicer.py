@@ -123,6 +123,34 @@ def test_re_serialisation_is_no_rewrite(gateway, first, rewriting):
 
 
 @pytest.mark.parametrize(
+    ("sampled", "sent_back"),
+    [
+        ('{"timeout": 60000.0}', '{"timeout":60000}'),
+        ('{"size": 1e3}', '{"size":1000}'),
+        ('{"id": 12345678901234567890}', '{"id":12345678901234567000}'),
+        ('{"b": 1.50, "a": -0.0}', '{"b":1.5,"a":0}'),
+    ],
+)
+def test_numbers_come_back_as_a_double_holds_them(gateway, sampled, sent_back):
+    block = f'<tool_call>\n{{"name": "bash", "arguments": {sampled}}}\n</tool_call>'
+    first = gateway.ask(START, block)
+    (call,) = first.reply.tool_calls
+    assert call.arguments == sampled
+    copy = dataclasses.replace(
+        first.reply, tool_calls=(dataclasses.replace(call, arguments=sent_back),)
+    )
+    assert extends(gateway.ask([*START, copy, result(first)]), first)
+
+
+def test_arguments_nested_beyond_what_can_be_read_break_nothing(gateway, first):
+    deep = ToolCall("call_x", "bash", "[" * 100_000)
+    turn = Message("assistant", "", tool_calls=(deep,))
+    asked = [*START, turn, Message("tool", "what?", tool_call_id="call_x")]
+    assert how(gateway.ask(asked)) == (None, "edited_message")
+    assert how(gateway.ask(asked)) == (None, "retry")
+
+
+@pytest.mark.parametrize(
     "edit",
     [
         lambda m: dataclasses.replace(m, content="I never said that."),
