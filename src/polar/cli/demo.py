@@ -21,6 +21,16 @@ _HARNESS_SETTINGS: dict[str, dict[str, Any]] = {
 }
 """What is set besides base URL, key and model, so that a tiny model's sessions stay short."""
 
+_OVERRIDES: dict[str, list[str]] = {
+    "pi": [
+        "rollout.max_calls=4",
+        "loop.heldout_sessions=48",
+        "loop.warm_start.sessions=48",
+    ],
+}
+"""A session of Pi costs a second of Node, and its calls are JSON: a shorter evaluation, a longer
+warm start, and an end to sessions that repeat themselves."""
+
 
 def demo(  # noqa: PLR0913, PLR0917 - one parameter a flag
     harness: Annotated[str, typer.Option(help="mini_swe_agent or pi.")] = "mini_swe_agent",
@@ -104,4 +114,9 @@ def demo_config(  # noqa: PLR0913 - one parameter a flag
     }
     if harness in _HARNESS_SETTINGS:
         data["harness"]["settings"]["cache"] = str(environment().cache)
-    return parse_config(data, RunConfig, where="the demo's flags", overrides=overrides)
+    return parse_config(
+        data,
+        RunConfig,
+        where="the demo's flags",
+        overrides=[*_OVERRIDES.get(harness, []), *overrides],
+    )

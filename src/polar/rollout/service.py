@@ -289,7 +289,7 @@ class Rollout:
             temperature=settings.temperature,
             top_p=settings.top_p,
             max_tokens=settings.max_tokens,
-            max_calls=task.limits.max_calls,
+            max_calls=min(task.limits.max_calls, settings.max_calls or task.limits.max_calls),
             kind_of=self._harness.kind_of,
         )
         launch = self._harness.launch(

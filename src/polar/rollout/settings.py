@@ -30,6 +30,8 @@ class RolloutSettings(BaseModel):
     """Nucleus of training and evaluation; below 1 the sampled distribution is truncated."""
     max_tokens: int = Field(default=256, ge=1)
     """Most sampled tokens of a call."""
+    max_calls: int | None = Field(default=None, ge=1)
+    """Most calls of a session, where that is fewer than its task allows."""
     builder: Literal["prefix_merging", "per_request"] = "prefix_merging"
     """How calls become traces."""
     max_trace_tokens: int = Field(default=8192, ge=1)
