@@ -26,6 +26,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 
 from polar.engines.base import Engine, SampleRequest
 from polar.engines.embedded import EmbeddedEngine, EmbeddedSettings
+from polar.engines.settings import VllmSettings
 from polar.engines.vllm import VllmEngine
 from polar.types import Sampling
 
@@ -119,7 +120,7 @@ async def run(arguments: argparse.Namespace) -> list[Measured]:
         for dtype in arguments.dtypes
     }
     if arguments.vllm_url:
-        engines["vllm"] = VllmEngine(arguments.vllm_url)
+        engines["vllm"] = VllmEngine(VllmSettings(urls=(arguments.vllm_url,)))
     for engine in engines.values():
         await engine.probe()
         await sample_all(engine, prompts(1, 64, seed=-1), 8)

@@ -63,10 +63,13 @@ class PolarError(Exception):
         self.fix = fix
         super().__init__(what)
 
+    @property
+    def finding(self) -> str:
+        """What went wrong and where, without what to do about it."""
+        return f"{self.what} (at {self.where})" if self.where else self.what
+
     def __str__(self) -> str:
-        place = f" (at {self.where})" if self.where else ""
-        remedy = f". {self.fix}" if self.fix else ""
-        return f"{self.what}{place}{remedy}"
+        return f"{self.finding}. {self.fix}" if self.fix else self.finding
 
 
 class ConfigError(PolarError):

@@ -9,9 +9,10 @@ from tiny_models import tiny_model
 from vllm_server import MODEL_ENV, URL_ENV, needed
 
 from polar.engines import SampleRequest, TapedEngine
+from polar.engines import load as load_engine
 from polar.engines.embedded import EmbeddedEngine
 from polar.engines.scripted import ScriptedEngine
-from polar.engines.settings import EmbeddedSettings
+from polar.engines.settings import EmbeddedSettings, VllmSettings
 from polar.engines.vllm import VllmEngine
 from polar.errors import ContextOverflow, EngineError
 from polar.types import Sampling
@@ -36,7 +37,7 @@ async def engine(request, tmp_path):
         "scripted": scripted,
         "embedded": embedded,
         "taped": lambda: TapedEngine(embedded(), tmp_path / "tape"),
-        "vllm": lambda: VllmEngine(needed(URL_ENV)),
+        "vllm": lambda: load_engine("vllm")(VllmSettings(urls=(needed(URL_ENV),))),
     }[request.param]
     engine = await asyncio.to_thread(make)  # a kernel may be compiled
     yield engine

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(600)
 SESSIONS = 1000
 AT_ONCE = 64
 TURNS = 3
-FAILS, HANGS_UP = 0.08, 0.08
+FAILS, HANGS_UP, SLOW = 0.08, 0.1, 0.2
 
 
 class FailingEngine:
@@ -42,6 +42,7 @@ class FailingEngine:
         word = prompt.split("user\n", 1)[1].split()[0]
         reply = [*f"{word} {len(prompt)} {request.id[-6:]}".encode(), END]
         fails_at = self._random.randrange(len(reply)) if self._random.random() < FAILS else None
+        slow = self._random.random() < SLOW
         ids: list[int] = []
         logprobs: list[float] = []
         self.tape[request.id] = (tuple(request.prompt_ids), ids, logprobs)
@@ -51,7 +52,7 @@ class FailingEngine:
                 if number == fails_at:
                     raise EngineError("the replica was killed")
                 if number % 4 == 0:
-                    await asyncio.sleep(0)
+                    await asyncio.sleep(0.05 if slow and number else 0)
                 ids.append(token)
                 logprobs.append(-math.log(2 + token))
                 last = number == len(reply) - 1

@@ -1,5 +1,7 @@
 """Every real harness, unmodified, through the real gateway: two commands, an end, every token."""
 
+import asyncio
+
 import pytest
 from harness_support import CACHE, install
 
@@ -24,7 +26,7 @@ EXPECTED_FORKS = {
 @pytest.mark.parametrize("name", EXPECTED_FORKS)
 async def test_a_real_harness_works_and_every_sampled_token_is_on_record(name, tmp_path):
     harness = checked(name, settings_model("harness", name)(cache=CACHE))
-    install(harness)
+    await asyncio.to_thread(install, harness)
     runtime = default_runtime().runtime
     try:
         played = await play(harness, runtime, tmp_path)

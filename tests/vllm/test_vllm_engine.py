@@ -11,7 +11,8 @@ from transformers import AutoModelForCausalLM
 from vllm_server import MODEL_ENV, URL_ENV, needed
 
 from polar.engines import SampleRequest
-from polar.engines.vllm import VllmEngine
+from polar.engines import load as load_engine
+from polar.engines.settings import VllmSettings
 from polar.errors import ModelMissing
 from polar.types import Sampling
 
@@ -32,7 +33,7 @@ def model(model_dir):
 
 @pytest.fixture
 async def engine():
-    engine = VllmEngine(needed(URL_ENV))
+    engine = load_engine("vllm")(VllmSettings(urls=(needed(URL_ENV),)))
     yield engine
     await engine.resume()
     await engine.aclose()

@@ -1,5 +1,6 @@
 """Real harnesses with a real model on a real vLLM server: whatever it says, the protocol holds."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ from polar.cli.harness_check import play
 from polar.cli.install import install_harness
 from polar.config import environment
 from polar.config.families import settings_model
-from polar.engines.vllm import VllmEngine
+from polar.engines import load as load_engine
+from polar.engines.settings import VllmSettings
 from polar.harnesses import load
 from polar.rendering import load_renderer
 from polar.runtimes import default_runtime
@@ -26,9 +28,12 @@ async def played(name, tmp_path):
     given = {"cache": environment().cache, "context_window": 8192}
     settings = declared(**{key: given[key] for key in given if key in declared.model_fields})
     harness = load(name)(settings)
-    install_harness(harness)
+    await asyncio.to_thread(install_harness, harness)
     runtime = default_runtime().runtime
-    model = VllmEngine(needed(URL_ENV)), load_renderer(str(Path(needed(MODEL_ENV))))
+    model = (
+        load_engine("vllm")(VllmSettings(urls=(needed(URL_ENV),))),
+        load_renderer(str(Path(needed(MODEL_ENV)))),
+    )
     try:
         return await play(harness, runtime, tmp_path, model=model, max_tokens=64)
     finally:

@@ -39,7 +39,7 @@ def check_engine(name: str, url: str, *, model: str, cache: Path) -> Iterator[Fi
         yield Finding(subject, "fail", f"{url} did not sample a token in {_TIMEOUT_S:.0f} s", fix)
         return
     except PolarError as error:
-        yield Finding(subject, "fail", str(error), error.fix)
+        yield Finding(subject, "fail", error.finding, error.fix)
         return
     yield Finding(subject, "ok", f"{found.detail or found.model}, {found.max_context} tokens")
     yield from _abilities(subject, found)

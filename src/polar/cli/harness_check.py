@@ -82,7 +82,7 @@ async def play(
         FidelityError: A token that was sampled is not on record exactly as it was.
         PolarError: A part cannot be started.
     """
-    sampler, renderer = model or _scripted(harness)
+    sampler, renderer = model or await asyncio.to_thread(_scripted, harness)
     engine = TapedEngine(sampler, folder / "tape")
     work = folder / "work"
     await asyncio.to_thread(work.mkdir)
@@ -130,7 +130,7 @@ def check_harness(name: str, settings: BaseModel) -> Iterator[Finding]:
         with tempfile.TemporaryDirectory(prefix="polar-check-") as folder:
             played = asyncio.run(_play_once(harness, Path(folder)))
     except PolarError as error:
-        yield Finding(subject, "fail", str(error), error.fix)
+        yield Finding(subject, "fail", error.finding, error.fix)
         return
     found = (
         f"{len(played.calls)} calls in {played.result.wall_s:.1f} s, exit code "

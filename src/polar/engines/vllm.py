@@ -38,22 +38,19 @@ class VllmEngine:
     closes its connection, upon which vLLM aborts the request.
 
     Args:
-        url: Address of the server; absent: the settings' `urls`.
-        settings: All else.
+        settings: Addresses, and all else.
         transport: What carries the requests; absent: the network.
     """
 
     def __init__(
         self,
-        url: str | None = None,
         settings: VllmSettings | None = None,
         *,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self.settings = settings or VllmSettings()
         self._clients = [
-            open_client(address, self.settings, transport)
-            for address in (self.settings.urls if url is None else (url,))
+            open_client(address, self.settings, transport) for address in self.settings.urls
         ]
         self._turns = count()
         self._found: Found | None = None

@@ -39,7 +39,16 @@ async def get_json(client: httpx.AsyncClient, path: str) -> dict[str, Any]:
     except httpx.HTTPError as error:
         raise unreachable(client, error) from error
     await raise_for_status(response)
-    found: dict[str, Any] = response.json()
+    try:
+        found = response.json()
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise EngineError(
+            "the server's answer is no JSON object",
+            where=str(response.request.url),
+            fix="Check that vLLM runs at this address.",
+        )
     return found
 
 
@@ -64,8 +73,8 @@ async def raise_for_status(response: httpx.Response) -> None:
         raise EngineError(
             f"the server has no such address or model: {_message(said)}",
             where=where,
-            fix="Check engine.url and engine.model; pausing and weight updates need vLLM to be "
-            "started with VLLM_SERVER_DEV_MODE=1.",
+            fix="Check that vLLM runs there, and engine.settings.model; pausing and weight updates "
+            "need vLLM to be started with VLLM_SERVER_DEV_MODE=1.",
         )
     raise EngineError(f"the server answers {response.status_code}: {_message(said)}", where=where)
 
@@ -85,4 +94,4 @@ def _message(said: str) -> str:
         body = orjson.loads(said)
         return str(body["error"]["message"])
     except (ValueError, KeyError, TypeError):
-        return said[:200]
+        return "a web page" if said.lstrip().startswith("<") else " ".join(said.split())[:200]

@@ -43,10 +43,7 @@ async def probe_server(client: httpx.AsyncClient, model: str | None) -> Found:
         EngineRefused: Token ids or logprobs are missing.
         EngineError: It cannot be reached, or serves no such model.
     """
-    served = (await get_json(client, "/v1/models"))["data"]
-    entry = next((each for each in served if model is None or each["id"] == model), None)
-    if entry is None:
-        raise EngineError(f"the server serves no model '{model}'", where=str(client.base_url))
+    entry = await _served(client, model)
     warm = await _sample(client, entry["id"], 1.0)
     cool = await _sample(client, entry["id"], _COOL)
     spans = warm.get("weight_versions") or [{"version": ""}]
@@ -58,6 +55,23 @@ async def probe_server(client: httpx.AsyncClient, model: str | None) -> Found:
         processed=_is_processed(_logprobs(client, warm), _logprobs(client, cool)),
         weight_updates=(await _get_status(client, "/is_paused")) == httpx.codes.OK,
     )
+
+
+async def _served(client: httpx.AsyncClient, model: str | None) -> dict[str, Any]:
+    """Look a model up in the server's list, which in vLLM's tells the context window."""
+    served = (await get_json(client, "/v1/models")).get("data")
+    if not isinstance(served, list) or not all("max_model_len" in each for each in served):
+        raise EngineRefused(
+            "the server is not vLLM: its list of models tells no context window",
+            where=str(client.base_url),
+            fix="Serve the model with vLLM 0.32 or newer.",
+        )
+    entry = next((each for each in served if model is None or each["id"] == model), None)
+    if entry is None:
+        named = "any model" if model is None else f"a model '{model}'"
+        raise EngineError(f"the server does not serve {named}", where=str(client.base_url))
+    found: dict[str, Any] = entry
+    return found
 
 
 async def _sample(client: httpx.AsyncClient, model: str, temperature: float) -> dict[str, Any]:

@@ -97,3 +97,12 @@ def test_an_engine_without_an_address_is_told_so(tmp_path):
 
     assert found.state == "fail"
     assert "no address" in found.found
+
+
+def test_an_engine_that_does_not_answer_is_a_finding_and_no_defect(tmp_path):
+    (found,) = check_engine("vllm", "http://127.0.0.1:1", model="smollm2-135m", cache=tmp_path)
+
+    assert found.state == "fail"
+    assert "does not answer" in found.found
+    assert found.fix is not None
+    assert found.fix not in found.found
