@@ -42,6 +42,10 @@ async def engine(request, tmp_path):
     engine = await asyncio.to_thread(make)  # a kernel may be compiled
     yield engine
     await engine.aclose()
+    if request.param == "vllm":  # the server goes on, and must not stay paused
+        after = make()
+        await after.resume()
+        await after.aclose()
 
 
 def request(max_tokens=6, **sampling) -> SampleRequest:

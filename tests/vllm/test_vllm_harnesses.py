@@ -1,7 +1,6 @@
 """Real harnesses with a real model on a real vLLM server: whatever it says, the protocol holds."""
 
 import asyncio
-from pathlib import Path
 
 import pytest
 from vllm_server import MODEL_ENV, URL_ENV, needed
@@ -18,8 +17,8 @@ from polar.runtimes import default_runtime
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
-FITTING = ("claude_code", "codex", "mini_swe_agent", "opencode", "pi")
-TOO_LONG = ("gemini_cli", "qwen_code")
+FITTING = ("claude_code", "codex", "mini_swe_agent", "pi")
+TOO_LONG = ("gemini_cli", "opencode", "qwen_code")
 """Their first prompt alone is longer than the 8,192 tokens that the small model can hold."""
 
 
@@ -30,12 +29,10 @@ async def played(name, tmp_path):
     harness = load(name)(settings)
     await asyncio.to_thread(install_harness, harness)
     runtime = default_runtime().runtime
-    model = (
-        load_engine("vllm")(VllmSettings(urls=(needed(URL_ENV),))),
-        load_renderer(str(Path(needed(MODEL_ENV)))),
-    )
+    engine = load_engine("vllm")(VllmSettings(urls=(needed(URL_ENV),)))
+    renderer = await asyncio.to_thread(load_renderer, needed(MODEL_ENV))
     try:
-        return await play(harness, runtime, tmp_path, model=model, max_tokens=64)
+        return await play(harness, runtime, tmp_path, model=(engine, renderer), max_tokens=64)
     finally:
         await runtime.aclose()
 

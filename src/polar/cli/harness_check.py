@@ -184,11 +184,15 @@ def _read(folder: Path, result: ExecResult) -> PlayedSession:
     with read_journal(folder / "journal.sqlite") as journal:
         calls = tuple(journal.calls(_SESSION, 0))
     fidelity = check(calls, build(calls))
-    tape = (
-        TapeRecord(entry.prompt_sha256, entry.prompt_tokens, entry.token_ids, entry.logprobs)
-        for entry in read_tape(folder / "tape")
+    tape = folder / "tape"
+    entries = read_tape(tape) if tape.exists() else ()  # nothing was sampled
+    check_tape(
+        calls,
+        [
+            TapeRecord(entry.prompt_sha256, entry.prompt_tokens, entry.token_ids, entry.logprobs)
+            for entry in entries
+        ],
     )
-    check_tape(calls, tape)
     hello = folder / "work" / "hello.txt"
     wrote = hello.is_file() and hello.read_text(encoding="utf-8", errors="replace") == "hello\n"
     return PlayedSession(result, wrote, calls, fidelity)
