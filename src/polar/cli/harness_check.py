@@ -82,7 +82,9 @@ async def play(
         FidelityError: A token that was sampled is not on record exactly as it was.
         PolarError: A part cannot be started.
     """
-    sampler, renderer = model or await asyncio.to_thread(_scripted, harness)
+    if model is None:
+        model = await asyncio.to_thread(_scripted, harness)
+    sampler, renderer = model
     engine = TapedEngine(sampler, folder / "tape")
     work = folder / "work"
     await asyncio.to_thread(work.mkdir)
