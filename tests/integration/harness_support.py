@@ -21,14 +21,13 @@ SECONDS = 120.0
 
 def install(harness: Harness) -> None:
     """Install a harness as its preset says, unless it is there already."""
-    for command in harness.install_command():
-        assert shutil.which(command[0]), f"{command[0]} is needed to install {harness.name}"
     try:
         if harness.find().executable.is_relative_to(CACHE):
             return
     except HarnessMissing:
         pass
     for command in harness.install_command():
+        assert shutil.which(command[0]), f"{command[0]} is needed to install {harness.name}"
         subprocess.run(command, check=True, capture_output=True, timeout=600)
 
 
