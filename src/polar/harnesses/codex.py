@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 
-from polar.harnesses.base import Installation, Launch, LaunchRequest
+from polar.harnesses.base import Launch, LaunchRequest
 from polar.harnesses.expert import tool_turns
-from polar.harnesses.npm import NpmProgram
+from polar.harnesses.npm import NpmHarness, NpmProgram
 from polar.harnesses.settings import CodexSettings
-from polar.runtimes.base import ExecResult, ProcessSpec
+from polar.runtimes.base import ProcessSpec
 from polar.types import CallKind, Chat, Message
 
 __all__ = ["VERSION", "Codex"]
 
 VERSION = "0.171.0"
 
-_PROGRAM = NpmProgram(
-    "codex", "@openai/codex", VERSION, "codex", native="@openai/codex*/**/bin/codex"
-)
 _CONFIG = ".codex/config.toml"
 _KEY = "POLAR_SESSION_KEY"
 _COMPACTION = "CONTEXT CHECKPOINT COMPACTION"
-_BROKEN = (2, 126, 127)
 
 
-class Codex:
+class Codex(NpmHarness[CodexSettings]):
     """Starts `codex exec`, told by its config file.
 
     Sandboxing and approvals are off: the runtime is the sandbox. Multi-agent tools, plugins, apps
@@ -37,26 +32,15 @@ class Codex:
     """
 
     name = "codex"
-
-    def __init__(self, settings: CodexSettings | None = None) -> None:
-        self._settings = settings or CodexSettings()
-
-    def find(self) -> Installation:
-        """Look for `codex`: the setting, Polar's own installation, then PATH.
-
-        Raises:
-            HarnessMissing: It is nowhere.
-        """
-        return self._installation
-
-    def install_command(self) -> tuple[tuple[str, ...], ...]:
-        """Install the pinned version into a folder of its own."""
-        return _PROGRAM.install_command(self._settings.cache)
+    program = NpmProgram(
+        "codex", "@openai/codex", VERSION, "codex", native="@openai/codex*/**/bin/codex"
+    )
+    broken = (2, 126, 127)
 
     def launch(self, request: LaunchRequest) -> Launch:
         """Say how to start one session. The instruction goes in by stdin: it may begin with `-`."""
         argv = (
-            *(str(self._installation.executable), "exec", "--skip-git-repo-check"),
+            *(*self._start(), "exec", "--skip-git-repo-check"),
             *("--dangerously-bypass-approvals-and-sandbox", "--color", "never"),
             *self._settings.extra_args,
             "-",
@@ -77,14 +61,6 @@ class Codex:
         if chat.messages and _COMPACTION in chat.messages[-1].content:
             return "compaction"
         return "subagent" if "x-openai-subagent" in headers else "main"
-
-    def ended_well(self, result: ExecResult) -> bool:
-        """Tell an agent that ended from a program that broke (a wrong flag, a broken config)."""
-        return result.exit_code not in _BROKEN
-
-    @cached_property
-    def _installation(self) -> Installation:
-        return _PROGRAM.find(self._settings.executable, self._settings.cache)
 
     def _config(self, request: LaunchRequest) -> str:
         """Write the config file; JSON's strings are TOML's basic strings."""

@@ -1,4 +1,4 @@
-"""Harnesses that come as npm packages: where they are installed, how they are found."""
+"""Harnesses that come as npm packages: what their presets share, and how programs are found."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ import json
 import platform
 import shutil
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import ClassVar, Generic, TypeVar
 
 from polar.errors import HarnessMissing
 from polar.harnesses.base import Installation
 from polar.harnesses.installing import own_folder
+from polar.harnesses.settings import NodeProgramSettings, ProgramSettings
+from polar.runtimes.base import ExecResult
 
-__all__ = ["NpmProgram"]
+__all__ = ["NodeHarness", "NpmHarness", "NpmProgram"]
 
 _COMPILED = "compiled"
 _WITH_COMPILED = (
@@ -34,6 +38,7 @@ class NpmProgram:
         native: Pattern, below `node_modules`, of the native program that the package brings;
             absent: it is a script for Node.
         node: Version of Node that is installed beside it; absent: the machine's own is used.
+        least_node: The oldest version of Node that runs it; absent: it needs none.
     """
 
     name: str
@@ -42,6 +47,7 @@ class NpmProgram:
     program: str
     native: str | None = None
     node: str | None = None
+    least_node: str | None = None
 
     def install_command(self, cache: Path) -> tuple[tuple[str, ...], ...]:
         """Install the pinned version into a folder of its own."""
@@ -79,13 +85,12 @@ class NpmProgram:
             folders.append(real.parent.parent if real.parent.name == "bin" else real.parent)
         return Installation(program, version=_version(package), read_only=tuple(folders))
 
-    def find_node(self, chosen: Path | None, cache: Path, *, least: str) -> Path:
+    def find_node(self, chosen: Path | None, cache: Path) -> Path:
         """Find Node: the setting, the one installed with the program, then PATH.
 
         Args:
             chosen: Where the settings say that it is.
             cache: Folder of Polar's own installations.
-            least: The oldest version that works, for the error's text.
 
         Raises:
             HarnessMissing: It is nowhere.
@@ -96,7 +101,7 @@ class NpmProgram:
         found = shutil.which("node") if chosen is None else str(chosen.expanduser().absolute())
         if found is None or not Path(found).is_file():
             raise HarnessMissing(
-                f"{self.program} needs Node {least} or newer",
+                f"{self.program} needs Node {self.least_node} or newer",
                 where=found,
                 fix="Install it from nodejs.org.",
             )
@@ -155,6 +160,65 @@ class NpmProgram:
             where=str(self.folder(cache)),
             fix=f"Run `polar install {self.name}`.",
         )
+
+
+Settings = TypeVar("Settings", bound=ProgramSettings)
+NodeSettings = TypeVar("NodeSettings", bound=NodeProgramSettings)
+
+
+class NpmHarness(Generic[Settings]):
+    """The half of a preset that is the same for every native program of an npm package.
+
+    Args:
+        settings: How it behaves.
+    """
+
+    program: ClassVar[NpmProgram]
+    broken: ClassVar[tuple[int, ...]] = (126, 127)
+    """Exit codes of a program that broke or was not there, whatever the model did."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def find(self) -> Installation:
+        """Look for the program (the setting, Polar's own installation, then PATH), and for Node.
+
+        Raises:
+            HarnessMissing: One of them is nowhere.
+        """
+        return self._installation
+
+    def install_command(self) -> tuple[tuple[str, ...], ...]:
+        """Install the pinned version into a folder of its own."""
+        return self.program.install_command(self._settings.cache)
+
+    def ended_well(self, result: ExecResult) -> bool:
+        """Tell an agent that ended from a program that broke."""
+        return result.exit_code not in self.broken
+
+    @cached_property
+    def _installation(self) -> Installation:
+        return self.program.find(self._settings.executable, self._settings.cache)
+
+    def _start(self) -> tuple[str, ...]:
+        """Say what every command line begins with."""
+        return (str(self._installation.executable),)
+
+
+class NodeHarness(NpmHarness[NodeSettings]):
+    """The same for a script that Node runs."""
+
+    @cached_property
+    def _installation(self) -> Installation:
+        return self.program.find(self._settings.executable, self._settings.cache, self._node)
+
+    @cached_property
+    def _node(self) -> Path:
+        return self.program.find_node(self._settings.node, self._settings.cache)
+
+    def _start(self) -> tuple[str, ...]:
+        launcher = self.program.launcher(self._node, self._settings.cache)
+        return (*launcher, str(self._installation.executable))
 
 
 def _node_package() -> str:

@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 
-from polar.harnesses.base import Installation, Launch, LaunchRequest
+from polar.harnesses.base import Launch, LaunchRequest
 from polar.harnesses.expert import tool_turns
-from polar.harnesses.npm import NpmProgram
+from polar.harnesses.npm import NpmHarness, NpmProgram
 from polar.harnesses.settings import OpenCodeSettings
-from polar.runtimes.base import ExecResult, ProcessSpec
+from polar.runtimes.base import ProcessSpec
 from polar.types import CallKind, Chat, Message
 
 __all__ = ["VERSION", "OpenCode"]
 
 VERSION = "1.18.33"
 
-_PROGRAM = NpmProgram(
-    "opencode", "opencode-ai", VERSION, "opencode", native="opencode-linux-*/bin/opencode"
-)
 _TITLE = "You are a title generator"
 _COMPACTION = "context summarization agent"
-_BROKEN = (126, 127)
 
 
-class OpenCode:
+class OpenCode(NpmHarness[OpenCodeSettings]):
     """Starts `opencode run`, told by variables.
 
     Updates, sharing, the models list and (unless it is asked for) session titles are off.
@@ -35,26 +30,14 @@ class OpenCode:
     """
 
     name = "opencode"
-
-    def __init__(self, settings: OpenCodeSettings | None = None) -> None:
-        self._settings = settings or OpenCodeSettings()
-
-    def find(self) -> Installation:
-        """Look for `opencode`: the setting, Polar's own installation, then PATH.
-
-        Raises:
-            HarnessMissing: It is nowhere.
-        """
-        return self._installation
-
-    def install_command(self) -> tuple[tuple[str, ...], ...]:
-        """Install the pinned version into a folder of its own."""
-        return _PROGRAM.install_command(self._settings.cache)
+    program = NpmProgram(
+        "opencode", "opencode-ai", VERSION, "opencode", native="opencode-linux-*/bin/opencode"
+    )
 
     def launch(self, request: LaunchRequest) -> Launch:
         """Say how to start one session. The instruction goes in by stdin: it may begin with `-`."""
         argv = (
-            *(str(self._installation.executable), "run", "--model", f"polar/{request.model}"),
+            *(*self._start(), "run", "--model", f"polar/{request.model}"),
             *self._settings.extra_args,
         )
         env = {
@@ -80,14 +63,6 @@ class OpenCode:
         if _COMPACTION in first:
             return "compaction"
         return "auxiliary" if first.startswith(_TITLE) else "main"
-
-    def ended_well(self, result: ExecResult) -> bool:
-        """Tell an agent that ended from a program that was not there."""
-        return result.exit_code not in _BROKEN
-
-    @cached_property
-    def _installation(self) -> Installation:
-        return _PROGRAM.find(self._settings.executable, self._settings.cache)
 
     def _config(self, request: LaunchRequest) -> dict[str, object]:
         settings = self._settings

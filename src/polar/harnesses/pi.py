@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import cached_property
-from pathlib import Path
 
-from polar.harnesses.base import Installation, Launch, LaunchRequest
+from polar.harnesses.base import Launch, LaunchRequest
 from polar.harnesses.expert import tool_turns
-from polar.harnesses.npm import NpmProgram
+from polar.harnesses.npm import NodeHarness, NpmProgram
 from polar.harnesses.settings import PiSettings
-from polar.runtimes.base import ExecResult, ProcessSpec
+from polar.runtimes.base import ProcessSpec
 from polar.types import CallKind, Chat, Message
 
 __all__ = ["VERSION", "Pi"]
@@ -19,14 +17,12 @@ __all__ = ["VERSION", "Pi"]
 VERSION = "0.73.1"
 """The last one that runs on Node 20."""
 
-_PROGRAM = NpmProgram("pi", "@mariozechner/pi-coding-agent", VERSION, "pi", node="22.23.3")
 _FOLDER = ".pi/agent"
 _PROVIDER = "polar"
 _SUMMARY_PROMPT = "You are a context summarization assistant"
-_BROKEN = (1, 2, 126, 127)
 
 
-class Pi:
+class Pi(NodeHarness[PiSettings]):
     """Starts `pi`, told by documented flags, variables and config files.
 
     Args:
@@ -34,21 +30,10 @@ class Pi:
     """
 
     name = "pi"
-
-    def __init__(self, settings: PiSettings | None = None) -> None:
-        self._settings = settings or PiSettings()
-
-    def find(self) -> Installation:
-        """Look for `pi` (the setting, Polar's own installation, then PATH) and for Node.
-
-        Raises:
-            HarnessMissing: One of them is nowhere.
-        """
-        return self._installation
-
-    def install_command(self) -> tuple[tuple[str, ...], ...]:
-        """Install the pinned version into a folder of its own."""
-        return _PROGRAM.install_command(self._settings.cache)
+    program = NpmProgram(
+        "pi", "@mariozechner/pi-coding-agent", VERSION, "pi", node="22.23.3", least_node="20.6"
+    )
+    broken = (1, 2, 126, 127)
 
     def launch(self, request: LaunchRequest) -> Launch:
         """Say how to start one session. The instruction goes in by stdin: it may begin with `-`."""
@@ -56,13 +41,13 @@ class Pi:
         folder = f"{request.place.home}/{_FOLDER}"
         prompt = settings.system_prompt
         argv = (
-            *_PROGRAM.launcher(self._node, settings.cache),
-            str(self._installation.executable),
+            *self._start(),
             *("--print", "--provider", _PROVIDER, "--model", request.model),
             *("--tools", ",".join(settings.tools)),
             *(() if prompt is None else ("--system-prompt", prompt)),
             *("--no-session", "--no-extensions", "--no-skills", "--no-prompt-templates"),
             *("--no-themes", "--no-context-files", "--thinking", "off", "--offline"),
+            *settings.extra_args,
         )
         env = {"PI_CODING_AGENT_DIR": folder, "PI_OFFLINE": "1", "PI_TELEMETRY": "0"}
         files = {
@@ -81,18 +66,6 @@ class Pi:
             return "foreign"
         first = chat.messages[0].content if chat.messages else ""
         return "compaction" if first.startswith(_SUMMARY_PROMPT) else "main"
-
-    def ended_well(self, result: ExecResult) -> bool:
-        """Tell an agent that ended from a program that broke (an exception, a wrong flag)."""
-        return result.exit_code not in _BROKEN
-
-    @cached_property
-    def _installation(self) -> Installation:
-        return _PROGRAM.find(self._settings.executable, self._settings.cache, self._node)
-
-    @cached_property
-    def _node(self) -> Path:
-        return _PROGRAM.find_node(self._settings.node, self._settings.cache, least="20.6")
 
     def _models(self, request: LaunchRequest) -> dict[str, object]:
         settings = self._settings

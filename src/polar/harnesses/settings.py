@@ -12,8 +12,10 @@ __all__ = [
     "CodexSettings",
     "GeminiCliSettings",
     "MiniSweAgentSettings",
+    "NodeProgramSettings",
     "OpenCodeSettings",
     "PiSettings",
+    "ProgramSettings",
     "QwenCodeSettings",
     "ShellSettings",
 ]
@@ -56,17 +58,31 @@ class MiniSweAgentSettings(BaseModel):
     """How often it tries a model call that fails."""
 
 
-class PiSettings(BaseModel):
-    """Settings of the `pi` harness."""
+class ProgramSettings(BaseModel):
+    """What can be set about every harness that is one installed program."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     executable: Path | None = None
-    """Path of `pi`; absent: Polar's own installation, then PATH."""
-    node: Path | None = None
-    """Path of `node`; absent: the one installed with it, then PATH."""
+    """Path of the program; absent: Polar's own installation, then PATH."""
     cache: Path = Path("~/.cache/polar")
     """Folder of Polar's own installations."""
+    context_window: int = Field(default=32768, ge=1)
+    """Tokens that it believes the model can hold; it summarises the history when they are used."""
+    extra_args: tuple[str, ...] = ()
+    """More words for its command line."""
+
+
+class NodeProgramSettings(ProgramSettings):
+    """What can be set about every harness that Node runs."""
+
+    node: Path | None = None
+    """Path of `node`; absent: the one installed with it, then PATH."""
+
+
+class PiSettings(NodeProgramSettings):
+    """Settings of the `pi` harness."""
+
     tools: tuple[str, ...] = ("bash",)
     """Tools that it offers to the model: `bash`, `read`, `edit`, `write`, `grep`, `find`, `ls`."""
     system_prompt: str | None = (
@@ -83,29 +99,14 @@ class PiSettings(BaseModel):
     """How often it repeats a model call that fails."""
 
 
-class _ProgramSettings(BaseModel):
-    """What can be set about every harness that is one installed program."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    executable: Path | None = None
-    """Path of the program; absent: Polar's own installation, then PATH."""
-    cache: Path = Path("~/.cache/polar")
-    """Folder of Polar's own installations."""
-    context_window: int = Field(default=32768, ge=1)
-    """Tokens that it believes the model can hold; it summarises the history when they are used."""
-    extra_args: tuple[str, ...] = ()
-    """More words for its command line."""
-
-
-class CodexSettings(_ProgramSettings):
+class CodexSettings(ProgramSettings):
     """Settings of the `codex` harness."""
 
     retries: int = Field(default=4, ge=0)
     """How often it repeats a model call that fails or breaks off."""
 
 
-class ClaudeCodeSettings(_ProgramSettings):
+class ClaudeCodeSettings(ProgramSettings):
     """Settings of the `claude_code` harness."""
 
     tools: tuple[str, ...] = ("Bash", "Edit", "Read", "Write")
@@ -118,25 +119,20 @@ class ClaudeCodeSettings(_ProgramSettings):
     """How often it repeats a model call that fails."""
 
 
-class QwenCodeSettings(_ProgramSettings):
+class QwenCodeSettings(NodeProgramSettings):
     """Settings of the `qwen_code` harness."""
 
-    node: Path | None = None
-    """Path of `node`; absent: the one installed with it, then PATH."""
     bare: bool = False
     """Whether it leaves out most tools and most of its system prompt."""
     memory: bool = False
     """Whether a sub-agent writes down memories after each task: model calls of kind auxiliary."""
 
 
-class GeminiCliSettings(_ProgramSettings):
+class GeminiCliSettings(NodeProgramSettings):
     """Settings of the `gemini_cli` harness."""
 
-    node: Path | None = None
-    """Path of `node`; absent: the one installed with it, then PATH."""
 
-
-class OpenCodeSettings(_ProgramSettings):
+class OpenCodeSettings(ProgramSettings):
     """Settings of the `opencode` harness."""
 
     max_tokens: int = Field(default=4096, ge=1)

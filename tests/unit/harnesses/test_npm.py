@@ -10,7 +10,7 @@ import pytest
 from polar.errors import HarnessMissing
 from polar.harnesses.npm import NpmProgram
 
-SCRIPT = NpmProgram("tool", "@maker/tool", "1.2.3", "tool", node="22.0.0")
+SCRIPT = NpmProgram("tool", "@maker/tool", "1.2.3", "tool", node="22.0.0", least_node="20")
 NATIVE = NpmProgram("tool", "@maker/tool", "1.2.3", "tool", native="@maker/tool-*/bin/tool")
 
 
@@ -74,15 +74,15 @@ def test_a_wrong_setting_is_not_passed_over(tmp_path):
 
 def test_its_own_node_goes_before_the_machines(tmp_path):
     _, node = installed(tmp_path)
-    assert SCRIPT.find_node(None, tmp_path, least="20") == node
+    assert SCRIPT.find_node(None, tmp_path) == node
     chosen = a_file(tmp_path / "chosen" / "node")
-    assert SCRIPT.find_node(chosen, tmp_path, least="20") == chosen
+    assert SCRIPT.find_node(chosen, tmp_path) == chosen
 
 
 @pytest.mark.usefixtures("bare_path")
 def test_without_any_node_the_error_says_which_is_needed(tmp_path):
     with pytest.raises(HarnessMissing, match="needs Node 20"):
-        SCRIPT.find_node(None, tmp_path, least="20")
+        SCRIPT.find_node(None, tmp_path)
 
 
 def test_another_node_is_started_as_it_is(tmp_path):
