@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import orjson
@@ -9,6 +11,8 @@ import orjson
 from polar.errors import BadRequest
 
 __all__ = ["Fields", "parse_object", "refuse"]
+
+_NOTHING: Mapping[str, tuple[Any, ...]] = MappingProxyType({})
 
 
 def refuse(what: str, *, where: str | None = None, fix: str | None = None) -> BadRequest:
@@ -55,6 +59,34 @@ class Fields:
     def path(self, name: str) -> str:
         """Say where a field is, like `messages[2].content`."""
         return f"{self.where}.{name}" if self.where else name
+
+    def refuse_others(
+        self,
+        read: Collection[str],
+        *,
+        without_effect: Collection[str] = (),
+        only: Mapping[str, tuple[Any, ...]] = _NOTHING,
+    ) -> None:
+        """Refuse every field that is neither read nor without effect.
+
+        Args:
+            read: Names of the fields that are read.
+            without_effect: Names of fields that ask for nothing that would change what is
+                sampled.
+            only: Fields that are taken only with a value that changes nothing.
+
+        Raises:
+            BadRequest: There is such a field, or one with another value.
+        """
+        for name in self:
+            if name in read or name in without_effect:
+                continue
+            where, fix = self.path(name), "Leave it out."
+            if name not in only:
+                raise refuse(f"'{name}' is not supported", where=where, fix=fix)
+            if self.raw(name) not in only[name]:
+                allowed = " or ".join(repr(value) for value in only[name])
+                raise refuse(f"'{name}' is supported only as {allowed}", where=where, fix=fix)
 
     def raw(self, name: str) -> Any:
         """Read a field of any type; None if absent."""
@@ -123,3 +155,10 @@ class Fields:
         """Read an object; None if absent."""
         value = self._values.get(name)
         return None if value is None else Fields.of(value, self.path(name))
+
+    def strings(self, name: str) -> tuple[str, ...]:
+        """Read an array of strings that are not empty; empty if absent."""
+        found = self.items(name)
+        if not all(isinstance(string, str) and string for string in found):
+            raise refuse("expected strings that are not empty", where=self.path(name))
+        return tuple(found)

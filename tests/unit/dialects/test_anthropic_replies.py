@@ -7,6 +7,7 @@ import httpx2
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
+from sampled_replies import arguments_with, deltas_of, not_objects, texts, tool_calls
 
 from polar.dialects import CountsTokens, load
 from polar.errors import (
@@ -34,21 +35,8 @@ DIALECT = load("anthropic_messages")
 CHAT = Chat("m", (Message("user", "hi"),), stream=True)
 ASKED = {"model": "m", "max_tokens": 64, "messages": [{"role": "user", "content": "hi"}]}
 
-texts = st.text(max_size=8) | st.sampled_from(["\u2028", "\u0085 \x1c", "\r\n\n", "data: x\n\n"])
-scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | texts
-finite = scalars.filter(lambda value: value not in (float("inf"), float("-inf")))
-objects = st.dictionaries(texts, finite | st.lists(finite, max_size=2), max_size=3)
-arguments = st.builds(
-    json.dumps, objects, indent=st.none() | st.just(1), ensure_ascii=st.booleans()
-)
-not_objects = st.text(max_size=8).filter(lambda text: not text.startswith("{")) | st.sampled_from(
-    ["", "[]", "null", '"x"', '{"a": 1, "b', '{"a": 1}}', "{", '{"a": NaN}', '{"a": "\\ud800"}']
-)
 
-
-def tool_calls(arguments):
-    names = st.text("abc_", min_size=1)
-    return st.builds(ToolCall, id=st.uuids().map(str), name=names, arguments=arguments)
+arguments = arguments_with(st.integers())
 
 
 @st.composite
@@ -61,23 +49,6 @@ def replies(draw, arguments=arguments):
     cached = draw(counts)
     usage = Usage(cached + draw(counts), draw(counts), cached)
     return Reply(message, finish_reason, usage, stop_string)
-
-
-def pieces(draw, text):
-    """Cut a text anywhere."""
-    while text:
-        length = draw(st.integers(1, len(text)))
-        yield text[:length]
-        text = text[length:]
-
-
-def deltas_of(draw, message):
-    yield from map(ReasoningDelta, pieces(draw, message.reasoning or ""))
-    yield from map(TextDelta, pieces(draw, message.content))
-    for index, call in enumerate(message.tool_calls):
-        yield ToolCallStart(index, call.id, call.name)
-        for piece in pieces(draw, call.arguments):
-            yield ToolArgumentsDelta(index, piece)
 
 
 def client(body: bytes, content_type="application/json", status=200, requests=None):

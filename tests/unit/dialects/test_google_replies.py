@@ -10,6 +10,7 @@ import pytest
 from google import genai
 from google.genai import errors, types
 from hypothesis import given, settings
+from sampled_replies import arguments_with, deltas_of, not_objects, texts, tool_calls
 
 from polar.dialects import CountsTokens, load
 from polar.errors import (
@@ -38,22 +39,9 @@ CHAT = Chat("m", (Message("user", "hi"),), stream=True, include_usage=True)
 ASKED = {"model": "m", "contents": "hi"}
 USAGE = Usage(1, 1)
 
-texts = st.text(max_size=8) | st.sampled_from(["\u2028", "\u0085 \x1c", "\r\n\n", "data: x\n\n"])
-integers = st.integers(-(2**63), 2**63)
-scalars = st.none() | st.booleans() | integers | texts
-scalars |= st.floats(allow_nan=False, allow_infinity=False)
-objects = st.dictionaries(texts, scalars | st.lists(scalars, max_size=2), max_size=3)
-arguments = st.builds(
-    json.dumps, objects, indent=st.none() | st.just(1), ensure_ascii=st.booleans()
-)
-not_objects = st.text(max_size=8).filter(lambda text: not text.startswith("{")) | st.sampled_from(
-    ["", "[]", "null", '"x"', '{"a": 1, "b', '{"a": 1}}', "{", '{"a": NaN}', '{"a": "\\ud800"}']
-)
 
-
-def tool_calls(arguments):
-    names = st.text("abc_", min_size=1)
-    return st.builds(ToolCall, id=st.uuids().map(str), name=names, arguments=arguments)
+# Beyond 64 bits the client itself reads floats.
+arguments = arguments_with(st.integers(-(2**63), 2**63))
 
 
 @st.composite
@@ -63,23 +51,6 @@ def replies(draw, arguments=arguments):
     finish_reason = draw(st.sampled_from(["tool_calls", "length"] if calls else ["stop", "length"]))
     counts = st.integers(0, 9999)
     return Reply(message, finish_reason, Usage(draw(counts), draw(counts), draw(counts)))
-
-
-def pieces(draw, text):
-    """Cut a text anywhere."""
-    while text:
-        length = draw(st.integers(1, len(text)))
-        yield text[:length]
-        text = text[length:]
-
-
-def deltas_of(draw, message):
-    yield from map(ReasoningDelta, pieces(draw, message.reasoning or ""))
-    yield from map(TextDelta, pieces(draw, message.content))
-    for index, call in enumerate(message.tool_calls):
-        yield ToolCallStart(index, call.id, call.name)
-        for piece in pieces(draw, call.arguments):
-            yield ToolArgumentsDelta(index, piece)
 
 
 class Playback(httpx.BaseTransport):

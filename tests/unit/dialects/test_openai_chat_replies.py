@@ -7,6 +7,7 @@ import hypothesis.strategies as st
 import openai
 import pytest
 from hypothesis import given, settings
+from sampled_replies import deltas_of, texts, tool_calls
 
 from polar.dialects import load
 from polar.errors import ContextOverflow, EngineError, Unauthorized
@@ -16,45 +17,21 @@ from polar.types import (
     ReasoningDelta,
     Reply,
     TextDelta,
-    ToolArgumentsDelta,
     ToolCall,
-    ToolCallStart,
     Usage,
 )
 
 DIALECT = load("openai_chat")
 MESSAGES = [{"role": "user", "content": "hi"}]
 
-texts = st.text(max_size=8)
-tool_calls = st.builds(
-    ToolCall, id=st.uuids().map(str), name=st.text("abc_", min_size=1), arguments=texts
-)
-
 
 @st.composite
 def replies(draw):
-    calls = tuple(draw(st.lists(tool_calls, max_size=3)))
+    calls = tuple(draw(st.lists(tool_calls(texts), max_size=3)))
     message = Message("assistant", draw(texts), draw(st.none() | texts.filter(bool)), calls)
     finish_reason = "tool_calls" if calls else draw(st.sampled_from(["stop", "length"]))
     counts = st.integers(0, 9999)
     return Reply(message, finish_reason, Usage(draw(counts), draw(counts), draw(counts)))
-
-
-def pieces(draw, text):
-    """Cut a text anywhere."""
-    while text:
-        length = draw(st.integers(1, len(text)))
-        yield text[:length]
-        text = text[length:]
-
-
-def deltas_of(draw, message):
-    yield from map(ReasoningDelta, pieces(draw, message.reasoning or ""))
-    yield from map(TextDelta, pieces(draw, message.content))
-    for index, call in enumerate(message.tool_calls):
-        yield ToolCallStart(index, call.id, call.name)
-        for piece in pieces(draw, call.arguments):
-            yield ToolArgumentsDelta(index, piece)
 
 
 def client(body: bytes, content_type="application/json", status=200, **headers) -> openai.OpenAI:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
+from sampled_replies import call_deltas, deltas_of, texts
 
 from polar.dialects import CountsTokens, load
 from polar.errors import ContextOverflow, EngineError, PolarError, Unauthorized
@@ -38,7 +39,6 @@ TOOLS = (
 FREEFORM = {tool.name for tool in TOOLS if tool.freeform}
 CHAT = Chat("m", (Message("user", "hi"),), TOOLS, Sampling(max_tokens=99), stream=True)
 
-texts = st.text(max_size=8)
 inputs = st.builds(
     lambda text, ascii_only: json.dumps({"input": text}, ensure_ascii=ascii_only),
     texts,
@@ -67,27 +67,6 @@ def replies(draw):
     finish_reason = draw(st.sampled_from(["tool_calls" if calls else "stop", "length"]))
     counts = st.integers(0, 9999)
     return Reply(message, finish_reason, Usage(draw(counts), draw(counts), draw(counts)))
-
-
-def pieces(draw, text):
-    """Cut a text anywhere."""
-    while text:
-        length = draw(st.integers(1, len(text)))
-        yield text[:length]
-        text = text[length:]
-
-
-def call_deltas(draw, calls):
-    for index, call in enumerate(calls):
-        yield ToolCallStart(index, call.id, call.name)
-        for piece in pieces(draw, call.arguments):
-            yield ToolArgumentsDelta(index, piece)
-
-
-def deltas_of(draw, message):
-    yield from map(ReasoningDelta, pieces(draw, message.reasoning or ""))
-    yield from map(TextDelta, pieces(draw, message.content))
-    yield from call_deltas(draw, message.tool_calls)
 
 
 def client(body: bytes, content_type="application/json", status=200) -> openai.OpenAI:

@@ -8,7 +8,7 @@ from polar.dialects.anthropic_messages.tool_input import read_call
 from polar.dialects.fields import Fields, refuse
 from polar.types import Message, ToolCall
 
-__all__ = ["only", "read_loaded_tools", "read_messages", "read_text"]
+__all__ = ["read_loaded_tools", "read_messages", "read_text"]
 
 _ERROR = "Error: "
 
@@ -35,17 +35,8 @@ def read_text(fields: Fields, name: str) -> str:
     return "".join(map(_text, _blocks(fields, name)))
 
 
-def only(fields: Fields, *known: str) -> None:
-    """Refuse an object that has other fields than these."""
-    for name in fields:
-        if name not in known:
-            raise refuse(
-                f"'{name}' is not supported here", where=fields.path(name), fix="Leave it out."
-            )
-
-
 def _turns(fields: Fields) -> Iterator[Message]:
-    only(fields, "role", "content")
+    fields.refuse_others({"role", "content"})
     match role := fields.required_text("role"):
         case "user":
             yield from _user(fields)
@@ -79,7 +70,7 @@ def _assistant(fields: Fields) -> Message:
             case "thinking":
                 reasoning += _thinking(block)
             case "tool_use":
-                only(block, "type", "id", "name", "input", "cache_control")
+                block.refuse_others({"type", "id", "name", "input", "cache_control"})
                 calls.append(read_call(block))
             case "redacted_thinking":
                 raise refuse(
@@ -93,13 +84,13 @@ def _assistant(fields: Fields) -> Message:
 
 def _thinking(block: Fields) -> str:
     """Read reasoning; whether it is the model's own is for the splice to find out."""
-    only(block, "type", "thinking", "signature", "cache_control")
+    block.refuse_others({"type", "thinking", "signature", "cache_control"})
     block.text("signature")
     return block.required_text("thinking")
 
 
 def _tool_result(block: Fields) -> Message:
-    only(block, "type", "tool_use_id", "content", "is_error", "cache_control")
+    block.refuse_others({"type", "tool_use_id", "content", "is_error", "cache_control"})
     content = "".join(map(_result_part, _blocks(block)))
     if block.flag("is_error") and not content.startswith(_ERROR):
         content = _ERROR + content
@@ -109,7 +100,7 @@ def _tool_result(block: Fields) -> Message:
 def _result_part(part: Fields) -> str:
     if part.raw("type") != "tool_reference":
         return _text(part)
-    only(part, "type", "tool_name", "cache_control")
+    part.refuse_others({"type", "tool_name", "cache_control"})
     return f"Tool loaded: {part.required_text('tool_name')}\n"
 
 
@@ -122,7 +113,7 @@ def _text(block: Fields) -> str:
         )
     if kind != "text":
         raise refuse(f"content of type '{kind}' is not supported here", where=block.path("type"))
-    only(block, "type", "text", "cache_control", "citations")
+    block.refuse_others({"type", "text", "cache_control", "citations"})
     if block.items("citations"):
         raise refuse("citations are not supported", where=block.path("citations"))
     return block.required_text("text")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from polar.dialects.anthropic_messages.messages import (
-    only,
     read_loaded_tools,
     read_messages,
     read_text,
@@ -57,10 +56,10 @@ _TOOL_FIELDS = (
     "cache_control",
     "eager_input_streaming",
 )
-_TOOL_ONLY: dict[str, Any] = {
-    "strict": False,
-    "input_examples": [],
-    "allowed_callers": ["direct"],
+_TOOL_ONLY: dict[str, tuple[Any, ...]] = {
+    "strict": (False,),
+    "input_examples": ([],),
+    "allowed_callers": (["direct"],),
 }
 """Fields of tools that are taken only with a value that changes nothing."""
 
@@ -78,9 +77,7 @@ def parse_chat(body: bytes, *, counts: bool = False) -> Chat:
         BadRequest: Not valid, or asks for something unsupported; names the field.
     """
     fields = parse_object(body)
-    for name in fields:
-        if name not in _READ and name not in _WITHOUT_EFFECT:
-            raise refuse(f"'{name}' is not supported", where=name, fix="Leave it out.")
+    fields.refuse_others(_READ, without_effect=_WITHOUT_EFFECT)
     _check_thinking(fields)
     _check_context_management(fields)
     _check_output_config(fields)
@@ -124,7 +121,7 @@ def _tool_choice(fields: Fields) -> tuple[str, bool]:
             f"the tool choice '{kind}' is not supported: only 'auto' and 'none'",
             where=choice.path("type"),
         )
-    only(choice, "type", "disable_parallel_tool_use")
+    choice.refuse_others({"type", "disable_parallel_tool_use"})
     return kind, not choice.flag("disable_parallel_tool_use")
 
 
@@ -142,14 +139,7 @@ def _tool(fields: Fields) -> ToolSpec:
             f"tools of type '{kind}' are not supported: only those with an input_schema",
             where=fields.path("type"),
         )
-    only(fields, *_TOOL_FIELDS, *_TOOL_ONLY)
-    for name, allowed in _TOOL_ONLY.items():
-        if fields.raw(name) not in (None, allowed):
-            raise refuse(
-                f"'{name}' is supported only as {allowed!r}",
-                where=fields.path(name),
-                fix="Leave it out.",
-            )
+    fields.refuse_others(_TOOL_FIELDS, only=_TOOL_ONLY)
     if fields.object("input_schema") is None:
         raise refuse("a required object is missing", where=fields.path("input_schema"))
     return ToolSpec(
@@ -170,16 +160,8 @@ def _sampling(fields: Fields, *, counts: bool) -> Sampling:
         top_p=1.0 if top_p is None else top_p,
         top_k=fields.integer("top_k", least=1),
         max_tokens=max_tokens,
-        stop=_stop(fields),
+        stop=fields.strings("stop_sequences"),
     )
-
-
-def _stop(fields: Fields) -> tuple[str, ...]:
-    strings = fields.items("stop_sequences")
-    for string in strings:
-        if not isinstance(string, str) or not string:
-            raise refuse("expected strings that are not empty", where="stop_sequences")
-    return tuple(strings)
 
 
 def _check_thinking(fields: Fields) -> None:
@@ -189,7 +171,7 @@ def _check_thinking(fields: Fields) -> None:
     kind = thinking.required_text("type")
     if kind not in _THINKING:
         raise refuse(f"thinking of type '{kind}' is not supported", where=thinking.path("type"))
-    only(thinking, "type", "budget_tokens", "display")
+    thinking.refuse_others({"type", "budget_tokens", "display"})
 
 
 def _check_context_management(fields: Fields) -> None:
@@ -197,12 +179,12 @@ def _check_context_management(fields: Fields) -> None:
     management = fields.object("context_management")
     if management is None:
         return
-    only(management, "edits")
+    management.refuse_others({"edits"})
     for edit in management.objects("edits"):
         kind = edit.required_text("type")
         if kind != "clear_thinking_20251015":
             raise refuse(f"the edit '{kind}' is not supported", where=edit.path("type"))
-        only(edit, "type", "keep")
+        edit.refuse_others({"type", "keep"})
         if edit.raw("keep") not in _KEEP_ALL:
             raise refuse("'keep' is supported only as 'all'", where=edit.path("keep"))
 
@@ -211,5 +193,5 @@ def _check_output_config(fields: Fields) -> None:
     """Accept only the hint how much effort to make; a form of the output cannot be enforced."""
     config = fields.object("output_config")
     if config is not None:
-        only(config, "effort")
+        config.refuse_others({"effort"})
         config.text("effort")

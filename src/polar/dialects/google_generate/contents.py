@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from polar.dialects.fields import Fields, refuse
-from polar.dialects.google_generate.spelling import child, children, refuse_others
+from polar.dialects.google_generate.spelling import child, children
 from polar.types import Message, ToolCall
 
 __all__ = ["read_contents", "read_instruction"]
@@ -23,7 +23,7 @@ def read_instruction(request: Fields) -> tuple[Message, ...]:
     content = child(request, "systemInstruction")
     if content is None:
         return ()
-    refuse_others(content, {"parts"}, without_effect={"role"})
+    content.refuse_others({"parts"}, without_effect={"role"})
     text = "".join(_user_text(part) for part in _parts(content))
     return (Message("system", text),) if text else ()
 
@@ -37,7 +37,7 @@ def read_contents(request: Fields) -> tuple[Message, ...]:
     calls = _Calls()
     messages: list[Message] = []
     for content in children(request, "contents"):
-        refuse_others(content, {"parts", "role"})
+        content.refuse_others({"parts", "role"})
         match content.text("role"):
             case "model":
                 goes_on = bool(messages) and messages[-1].role == "assistant"
@@ -72,7 +72,7 @@ class _Calls:
 
     def add(self, fields: Fields) -> ToolCall:
         """Read a call."""
-        refuse_others(fields, {"args", "id", "name"}, only={"willContinue": (False,)})
+        fields.refuse_others({"args", "id", "name"}, only={"willContinue": (False,)})
         name = fields.required_text("name")
         arguments = fields.object("args")
         call = ToolCall(
@@ -107,7 +107,7 @@ def _parts(content: Fields) -> list[Fields]:
                 raise refuse(
                     f"'{name}' is not supported: the model reads only text", where=part.path(name)
                 )
-        refuse_others(part, (*_DATA, *_MARKS), without_effect={"partMetadata"})
+        part.refuse_others((*_DATA, *_MARKS), without_effect={"partMetadata"})
         data = [name for name in part if name in _DATA]
         marked = any(part.raw(name) is not None for name in _MARKS)
         if len(data) != 1 and (data or not marked):
@@ -163,8 +163,7 @@ def _refuse_part(part: Fields, name: str, reason: str) -> None:
 
 
 def _answer(fields: Fields, calls: _Calls) -> Message:
-    refuse_others(
-        fields,
+    fields.refuse_others(
         {"id", "name", "response"},
         without_effect={"scheduling"},
         only={"parts": ([],), "willContinue": (False,)},

@@ -7,7 +7,7 @@ from typing import Any
 
 from polar.dialects.fields import Fields, parse_object, refuse
 from polar.dialects.google_generate.contents import read_contents, read_instruction
-from polar.dialects.google_generate.spelling import child, refuse_others, spelled, whole_number
+from polar.dialects.google_generate.spelling import child, spelled, whole_number
 from polar.dialects.google_generate.tools import read_tools
 from polar.types import Chat, Sampling
 
@@ -49,7 +49,7 @@ def parse_chat(body: bytes, params: Mapping[str, str]) -> Chat:
     request = spelled(parse_object(body))
     if method == "countTokens":
         request = _counted(request)
-    refuse_others(request, _READ, without_effect=_WITHOUT_EFFECT)
+    request.refuse_others(_READ, without_effect=_WITHOUT_EFFECT)
     if not model:
         raise refuse("the path names no model", where="model")
     streams = method == "streamGenerateContent"
@@ -68,14 +68,14 @@ def _counted(request: Fields) -> Fields:
     inner = child(request, _COUNTED)
     if inner is None:
         return request
-    refuse_others(request, {_COUNTED}, without_effect={"model"})
+    request.refuse_others({_COUNTED}, without_effect={"model"})
     return inner
 
 
 def _sampling(config: Fields | None) -> Sampling:
     if config is None:
         return Sampling()
-    refuse_others(config, _SAMPLING, without_effect=_SAMPLING_WITHOUT_EFFECT, only=_SAMPLING_ONLY)
+    config.refuse_others(_SAMPLING, without_effect=_SAMPLING_WITHOUT_EFFECT, only=_SAMPLING_ONLY)
     temperature = config.number("temperature", least=0, most=2)
     top_p = config.number("topP", least=0, most=1)
     return Sampling(
@@ -83,14 +83,6 @@ def _sampling(config: Fields | None) -> Sampling:
         top_p=1.0 if top_p is None else top_p,
         top_k=whole_number(config, "topK", least=1),
         max_tokens=whole_number(config, "maxOutputTokens", least=1),
-        stop=_stop(config),
+        stop=config.strings("stopSequences"),
         seed=whole_number(config, "seed"),
     )
-
-
-def _stop(config: Fields) -> tuple[str, ...]:
-    strings = config.items("stopSequences")
-    for string in strings:
-        if not isinstance(string, str) or not string:
-            raise refuse("expected strings that are not empty", where=config.path("stopSequences"))
-    return tuple(strings)

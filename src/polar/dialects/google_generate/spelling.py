@@ -7,15 +7,12 @@ in JSON form, arguments and results of functions) is never renamed.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
-from types import MappingProxyType
 from typing import Any
 
 from polar.dialects.fields import Fields, refuse
 
-__all__ = ["camel_case", "child", "children", "refuse_others", "spelled", "whole_number"]
+__all__ = ["camel_case", "child", "children", "spelled", "whole_number"]
 
-_NOTHING: Mapping[str, tuple[Any, ...]] = MappingProxyType({})
 _UNDERSCORE = re.compile(r"(?<=[a-z0-9])_([a-z0-9])")
 
 
@@ -57,34 +54,3 @@ def whole_number(fields: Fields, name: str, *, least: int | None = None) -> int 
     if isinstance(value, float) and value.is_integer():
         fields = Fields({name: int(value)}, fields.where)
     return fields.integer(name, least=least)
-
-
-def refuse_others(
-    fields: Fields,
-    read: Collection[str],
-    *,
-    without_effect: Collection[str] = (),
-    only: Mapping[str, tuple[Any, ...]] = _NOTHING,
-) -> None:
-    """Refuse every field that is neither read nor without effect.
-
-    Args:
-        fields: The object.
-        read: Names of the fields that are read.
-        without_effect: Names of fields that ask for nothing that would change what is sampled.
-        only: Fields that are taken only with a value that changes nothing.
-
-    Raises:
-        BadRequest: There is such a field, or one with another value.
-    """
-    for name in fields:
-        if name in read or name in without_effect:
-            continue
-        where = fields.path(name)
-        if name not in only:
-            raise refuse(f"'{name}' is not supported", where=where, fix="Leave it out.")
-        if fields.raw(name) not in only[name]:
-            allowed = " or ".join(repr(value) for value in only[name])
-            raise refuse(
-                f"'{name}' is supported only as {allowed}", where=where, fix="Leave it out."
-            )

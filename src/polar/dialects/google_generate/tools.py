@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from polar.dialects.fields import Fields, refuse
-from polar.dialects.google_generate.spelling import camel_case, child, children, refuse_others
+from polar.dialects.google_generate.spelling import camel_case, child, children
 from polar.types import ToolSpec
 
 __all__ = ["read_tools"]
@@ -44,7 +44,7 @@ def _declarations(tool: Fields) -> list[Fields]:
 
 def _declaration(fields: Fields) -> ToolSpec:
     blocking = {"behavior": ("BLOCKING", "UNSPECIFIED")}
-    refuse_others(fields, _DECLARATION, without_effect=_RESULTS, only=blocking)
+    fields.refuse_others(_DECLARATION, without_effect=_RESULTS, only=blocking)
     return ToolSpec(
         name=fields.required_text("name"),
         description=fields.text("description") or "",
@@ -92,8 +92,8 @@ def _may_call(request: Fields) -> bool:
     config = child(request, "toolConfig")
     if config is None:
         return True
-    refuse_others(
-        config, {"functionCallingConfig"}, only={"includeServerSideToolInvocations": (False,)}
+    config.refuse_others(
+        {"functionCallingConfig"}, only={"includeServerSideToolInvocations": (False,)}
     )
     calling = child(config, "functionCallingConfig")
     if calling is None:
@@ -103,5 +103,5 @@ def _may_call(request: Fields) -> bool:
         "mode": ("AUTO", "NONE", "MODE_UNSPECIFIED"),
         "streamFunctionCallArguments": (False,),
     }
-    refuse_others(calling, (), only=only)
+    calling.refuse_others((), only=only)
     return calling.text("mode") != "NONE"

@@ -72,7 +72,7 @@ def parse_chat(body: bytes) -> Chat:
         BadRequest: Not valid, or asks for something unsupported; names the field.
     """
     fields = parse_object(body)
-    _refuse_unsupported(fields)
+    fields.refuse_others(_READ, without_effect=_WITHOUT_EFFECT, only=_ONLY)
     messages = tuple(map(_message, fields.objects("messages")))
     if not messages:
         raise refuse("at least one message is required", where="messages")
@@ -86,19 +86,6 @@ def parse_chat(body: bytes) -> Chat:
         include_usage=options is not None and options.flag("include_usage"),
         parallel_tool_calls=fields.flag("parallel_tool_calls", absent=True),
     )
-
-
-def _refuse_unsupported(fields: Fields) -> None:
-    for name in fields:
-        if name in _READ or name in _WITHOUT_EFFECT:
-            continue
-        if name not in _ONLY:
-            raise refuse(f"'{name}' is not supported", where=name, fix="Leave it out.")
-        if fields.raw(name) not in _ONLY[name]:
-            allowed = " or ".join(repr(value) for value in _ONLY[name])
-            raise refuse(
-                f"'{name}' is supported only as {allowed}", where=name, fix="Leave it out."
-            )
 
 
 def _offered_tools(fields: Fields) -> tuple[ToolSpec, ...]:
@@ -144,12 +131,11 @@ def _sampling(fields: Fields) -> Sampling:
 
 
 def _stop(fields: Fields) -> tuple[str, ...]:
+    """Read stop strings, of which one alone may stand without an array."""
     value = fields.raw("stop")
-    strings = [value] if isinstance(value, str) else fields.items("stop")
-    for string in strings:
-        if not isinstance(string, str) or not string:
-            raise refuse("expected strings that are not empty", where="stop")
-    return tuple(strings)
+    if isinstance(value, str):
+        fields = Fields({"stop": [value]}, fields.where)
+    return fields.strings("stop")
 
 
 def _message(fields: Fields) -> Message:

@@ -35,7 +35,6 @@ class OpenAIResponses:
     routes = (
         Route("POST", r"/v1/responses", "chat"),
         Route("POST", r"/v1/responses/(?P<counts>input_tokens)", "count"),
-        Route("GET", r"/v1/models", "models"),
     )
 
     def parse(self, body: bytes, params: Mapping[str, str] = NO_PARAMS) -> Chat:

@@ -92,21 +92,15 @@ def parse_chat(body: bytes, *, counts: bool = False) -> Chat:
 
 
 def _refuse_unsupported(fields: Fields) -> None:
-    for name in fields:
-        if name in _READ or name in _WITHOUT_EFFECT:
-            continue
-        if name not in _ONLY:
-            raise refuse(f"'{name}' is not supported", where=name, fix="Leave it out.")
-        if fields.raw(name) not in _ONLY[name]:
-            allowed = " or ".join(repr(value) for value in _ONLY[name])
-            raise refuse(
-                f"'{name}' is supported only as {allowed}", where=name, fix="Leave it out."
-            )
+    fields.refuse_others(_READ, without_effect=_WITHOUT_EFFECT, only=_ONLY)
     _refuse_logprobs(fields)
-    _refuse_unsupported_within(fields, "text", {"format", "verbosity"})
-    _refuse_unsupported_within(fields, "stream_options", {"include_obfuscation", "include_usage"})
-    text = fields.object("text")
-    form = None if text is None else text.object("format")
+    text, options = fields.object("text"), fields.object("stream_options")
+    if options is not None:
+        options.refuse_others({"include_obfuscation", "include_usage"})
+    if text is None:
+        return
+    text.refuse_others({"format", "verbosity"})
+    form = text.object("format")
     if form is not None and form.raw("type") != "text":
         raise refuse("only text of the type 'text' is supported", where="text.format.type")
 
@@ -116,12 +110,6 @@ def _refuse_logprobs(fields: Fields) -> None:
     for number, name in enumerate(fields.items("include")):
         if name == _LOGPROBS or not isinstance(name, str):
             raise refuse(f"{name!r} cannot be included", where=f"include[{number}]")
-
-
-def _refuse_unsupported_within(fields: Fields, name: str, known: set[str]) -> None:
-    inner = fields.object(name)
-    for unsupported in () if inner is None else set(inner) - known:
-        raise refuse(f"'{unsupported}' is not supported", where=f"{name}.{unsupported}")
 
 
 def _items(fields: Fields) -> list[Fields]:
