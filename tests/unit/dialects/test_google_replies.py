@@ -40,7 +40,7 @@ ASKED = {"model": "m", "contents": "hi"}
 USAGE = Usage(1, 1)
 
 
-# Beyond 64 bits the client itself reads floats.
+# Integers beyond 64 bits come back as floats, which the splice takes for equal.
 arguments = arguments_with(st.integers(-(2**63), 2**63))
 
 
