@@ -94,7 +94,7 @@ def test_the_settings_of_a_section_are_those_of_what_it_names():
     pi = load_config(None, ["harness.name=pi", "harness.settings.max_tokens=9"], RunConfig)
     shell = load_config(None, ["harness.name=shell", "harness.settings.command=x"], RunConfig)
 
-    assert pi.harness.settings == PiSettings(max_tokens=9)
+    assert pi.harness.settings == PiSettings(max_tokens=9, cache=environment().cache)
     assert shell.harness.settings == ShellSettings(command="x")
 
 
@@ -256,3 +256,13 @@ def test_reading_a_config_does_not_import_torch():
     subprocess.run(
         [sys.executable, "-c", f"{program}; assert 'torch' not in sys.modules"], check=True
     )
+
+
+@pytest.mark.parametrize("settings", ["{}", "{extra_args: [--verbose]}"])
+def test_harnesses_are_looked_for_where_the_environment_says(monkeypatch, tmp_path, settings):
+    monkeypatch.setenv("POLAR_CACHE", str(tmp_path))
+    overrides = ["harness.name=codex", f"harness.settings={settings}"]
+
+    config = load_config(None, overrides, RunConfig)
+
+    assert config.harness.settings.cache == tmp_path

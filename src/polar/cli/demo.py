@@ -11,7 +11,7 @@ from polar import harnesses
 from polar.cli.console import console
 from polar.cli.install import install_harness
 from polar.cli.train import new_run_dir, run_training
-from polar.config import RunConfig, environment, parse_config
+from polar.config import RunConfig, parse_config
 
 __all__ = ["demo", "demo_config"]
 
@@ -112,8 +112,6 @@ def demo_config(  # noqa: PLR0913 - one parameter a flag
             "warm_start": {"sessions": 40, "epochs": 1, "batch_sessions": 8, "lr": 5e-5},
         },
     }
-    if harness in _HARNESS_SETTINGS:
-        data["harness"]["settings"]["cache"] = str(environment().cache)
     return parse_config(
         data,
         RunConfig,

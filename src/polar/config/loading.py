@@ -11,7 +11,8 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from polar.config.documents import parse_value, read_document
-from polar.config.run import RunConfig, specialised
+from polar.config.environment import environment
+from polar.config.run import RunConfig, installed_in, specialised
 from polar.errors import ConfigError
 from polar.tasks.problems import problems_in
 
@@ -69,8 +70,9 @@ def write_config(path: Path, config: BaseModel) -> None:
     temporary.replace(path)
 
 
-def _run_config(data: Mapping[str, Any], where: str) -> type[RunConfig]:
+def _run_config(data: dict[str, Any], where: str) -> type[RunConfig]:
     try:
+        installed_in(environment().cache, data)
         return specialised(data)
     except ConfigError as error:
         raise ConfigError(error.what, where=where, fix=error.fix) from error

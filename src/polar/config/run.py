@@ -30,6 +30,7 @@ __all__ = [
     "RunConfig",
     "RuntimeSection",
     "TasksSection",
+    "installed_in",
     "specialised",
 ]
 
@@ -169,6 +170,19 @@ def specialised(data: Mapping[str, Any]) -> type[RunConfig]:
         )
         fields[key] = (exact, Field(default_factory=exact, validate_default=True))
     return create_model("RunConfig", __base__=RunConfig, **fields)
+
+
+def installed_in(cache: Path, data: dict[str, Any]) -> None:
+    """Let the harness look for its installation in Polar's cache, unless `data` says where.
+
+    Raises:
+        ConfigError: There is no harness of that name.
+    """
+    declared = settings_model("harness", _name(data.get("harness"), DEFAULT_NAMES["harness"]))
+    section = data.setdefault("harness", {})
+    given = section.setdefault("settings", {}) if isinstance(section, dict) else None
+    if "cache" in declared.model_fields and isinstance(given, dict):
+        given.setdefault("cache", str(cache))
 
 
 def _name(section: object, default: str) -> str:
