@@ -58,6 +58,9 @@ for step in instruction.split("; "):
         path, _, text = rest.partition(" ")
         with open(path, "w") as file:
             file.write(text)
+    elif word == "gamble":
+        with open(rest, "w") as file:
+            file.write("42" if sum((reply["content"] or "").encode()) % 2 else "41")
     elif word == "signal":
         with open(rest + ".part", "w") as file:
             file.write(str(os.getpid()))

@@ -119,6 +119,29 @@ def test_a_run_trains_leaves_everything_and_verifies(polar, config, tmp_path):
     assert polar("verify", run)[0] == 0
 
 
+def test_an_asynchronous_run_verifies_and_bounds_the_age_of_its_tokens(polar, config, tmp_path):
+    run = tmp_path / "run"
+    gambles = [task(f"ask {n}; ask more; gamble out", name=f"t{n}") for n in "abcd"]
+    write_tasks(tmp_path / "train.jsonl", gambles)
+    wanted = (
+        "loop.steps=4",
+        "loop.group_size=4",
+        "loop.max_staleness=1",
+        "loop.evaluate_every=2",
+        "loop.refills=1",
+    )
+    sets = [part for each in wanted for part in ("--set", each)]
+    code, said, complained = polar("train", config, "--run-dir", run, *sets)
+    assert (code, complained) == (0, ""), said + complained
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows if row["phase"] == "train"] == [1, 2, 3, 4]
+    assert [row["step"] for row in rows if row["phase"] == "heldout"] == [2]
+    assert max(row["weight_version"] for row in rows if row["phase"] == "train") >= 2
+    assert max(row["staleness_max"] for row in rows if row["phase"] == "train") <= 1
+    assert (run / "trajectories" / "heldout-00002.parquet").exists()
+    assert polar("verify", run)[0] == 0
+
+
 def test_a_rollout_goes_on_where_it_stopped(polar, config, tmp_path):
     write_tasks(tmp_path / "one.jsonl", [task("ask a; write out 42", name="a")])
     arguments = ("rollout", tmp_path / "one.jsonl", "--config", config, "--run-dir", "run")

@@ -52,7 +52,8 @@ class Parts:
     ) -> tuple[Group, ...]:
         """Run sessions of the policy."""
         version = None if self.trainer is None else self.trainer.weight_version
-        plan = Plan(tuple(tasks), samples, phase, step, weight_version=version)
+        max_age = 0 if phase.startswith("heldout") else self.config.loop.max_staleness
+        plan = Plan(tuple(tasks), samples, phase, step, weight_version=version, max_age=max_age)
         return await self.rollout.collect_all(plan)
 
     async def collect_expert(

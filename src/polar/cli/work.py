@@ -74,7 +74,8 @@ def write_trajectories(run_dir: Path, phase: str, step: int, groups: tuple[Group
     from polar.trajectory import to_table
 
     folder = run_dir / "trajectories"
-    name = f"step-{step:05d}" if phase == "train" else phase
+    names = {"train": f"step-{step:05d}", "heldout": f"heldout-{step:05d}"}
+    name = names.get(phase, phase)
     table = to_table(
         [trajectory for group in groups for trajectory in group.trajectories],
         phase=phase,

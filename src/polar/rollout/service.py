@@ -54,7 +54,9 @@ class Plan:
     step: int = 0
     weight_version: int | None = None
     """Weights that are served. Sessions that an earlier process of the run finished are taken
-    over from the journal when these weights alone sampled them; absent: whichever did."""
+    over from the journal when these weights sampled them; absent: whichever did."""
+    max_age: int = 0
+    """How many versions older the weights may be that sampled a session that is taken over."""
 
     def session_id(self, task_index: int, sample: int) -> SessionId:
         """Name a session; the same plan names the same sessions after a restart."""
@@ -220,7 +222,8 @@ class Rollout:
         if plan.weight_version is not None:
             calls = await self._journal.calls(record.session.id, record.session.attempt)
             versions = {int(v) for call in calls for v in call.weight_versions}
-            if versions != {plan.weight_version}:
+            oldest = plan.weight_version - plan.max_age
+            if not versions or not versions <= set(range(oldest, plan.weight_version + 1)):
                 return None
         done = await self._trajectory(task, record.session, record.outcome)
         self._on_event(SessionEvent(record.session.id, _state_of(record.outcome), done))

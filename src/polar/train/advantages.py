@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from polar.types import Cancelled, Completed, Failed, Group, MaskArray, Outcome, TimedOut
 
-__all__ = ["graded_sessions", "group_advantages", "grpo", "rloo"]
+__all__ = ["graded_sessions", "group_advantages", "grpo", "has_spread", "rloo"]
 
 Algorithm = Literal["grpo", "dr_grpo", "rloo"]
 FailedPolicy = Literal["baseline", "exclude"]
@@ -44,6 +44,12 @@ def group_advantages(
 def graded_sessions(group: Group) -> MaskArray:
     """Tell which sessions were graded and so say something about the model: bool [sessions]."""
     return np.array([_is_graded(t.outcome) for t in group.trajectories], dtype=bool)
+
+
+def has_spread(group: Group) -> bool:
+    """Tell whether the rewards of the graded sessions differ: only then is there a gradient."""
+    rewards = [t.reward for t in group.trajectories if _is_graded(t.outcome)]
+    return len(set(rewards)) > 1
 
 
 def grpo(rewards: Rewards, *, divide_by_std: bool = True) -> Rewards:

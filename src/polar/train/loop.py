@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from polar.errors import JournalError, TrainingError
+from polar.train.ahead import Ahead, collecting_ahead
+from polar.train.collecting import Collect, Collection, Collector
 from polar.train.figures import figures_of, passed
 from polar.train.loop_settings import LoopSettings
 from polar.train.loop_state import Evaluation, LoopState, wilson_interval
 from polar.train.memory import release_freed_memory
+from polar.train.staleness import within_bound
 from polar.types import Group, Task, Trajectory
 
 if TYPE_CHECKING:
@@ -25,16 +28,6 @@ __all__ = ["Collect", "TrainingLoop", "WeightSync"]
 
 
 _STATE_FILE = "loop.json"
-
-
-class Collect(Protocol):
-    """Runs sessions: every task `samples` times; groups in the order of the tasks."""
-
-    def __call__(
-        self, tasks: Sequence[Task], *, samples: int, phase: str, step: int
-    ) -> Awaitable[tuple[Group, ...]]:
-        """Start collecting."""
-        ...
 
 
 class WeightSync(Protocol):
@@ -89,10 +82,9 @@ class TrainingLoop:
         self._collect = collect
         self._collect_expert = collect_expert
         self._sync = sync
-        self._train_tasks = tuple(train_tasks)
+        self._collector = Collector(collect, train_tasks, settings=settings, seed=seed, clock=clock)
         self._heldout_tasks = tuple(heldout_tasks[: settings.heldout_sessions])
         self._settings = settings
-        self._seed = seed
         self._state_dir = state_dir
         self._record = record
         self._keep = keep
@@ -147,10 +139,26 @@ class TrainingLoop:
         if self._state.before is None and self._heldout_tasks:
             before = await self._evaluate("heldout_before")
             self._state = replace(self._state, before=before)
-        while self._state.step < self._settings.steps and self._time_left():
-            await self._step(self._state.step + 1)
+        await self._steps()
         after = await self._evaluate("heldout_after") if self._heldout_tasks else None
         return self._state.before, after
+
+    async def _steps(self) -> None:
+        """Take the steps that are left; with a staleness allowed, collect ahead of them."""
+        async with AsyncExitStack() as stack:
+            ahead = None
+            if self._settings.max_staleness:
+                ahead = await stack.enter_async_context(
+                    collecting_ahead(
+                        self._collector.collect,
+                        first=self._state.step + 1,
+                        last=self._settings.steps,
+                        depth=self._settings.max_staleness,
+                    )
+                )
+            while self._state.step < self._settings.steps and self._time_left():
+                await self._evaluate_between()
+                await self._step(self._state.step + 1, ahead)
 
     def spent_s(self) -> float:
         """Wall seconds of this run, over all its processes."""
@@ -161,14 +169,14 @@ class TrainingLoop:
         if not wanted.sessions:
             self._state = replace(self._state, warm_started=True)
             return
-        tasks = self._draw(wanted.sessions, random.Random(f"{self._seed}/warm"))
+        tasks = self._collector.warm_start_tasks(wanted.sessions)
         started = self._clock()
         groups = await self._collect_expert(tasks, samples=1, phase="warm_start", step=0)
         await asyncio.to_thread(self._keep, "warm_start", 0, groups)
         collected = self._clock()
         good = _passed(groups)
 
-        def learn(progress: Callable[[float], None]) -> None:
+        def learn(progress: Callable[[float], None], _: Callable[[], None]) -> None:
             metrics = self._trainer.supervised(
                 good,
                 epochs=wanted.epochs,
@@ -211,35 +219,58 @@ class TrainingLoop:
         await asyncio.to_thread(self._record, row)
         return found
 
-    async def _step(self, step: int) -> None:
+    async def _evaluate_between(self) -> None:
+        """Measure on the held-out tasks when it is time, once for a step."""
+        every, step = self._settings.evaluate_every, self._state.step
+        if not (every and step and self._heldout_tasks) or step % every:
+            return
+        if self._state.evaluated < step:
+            await self._evaluate("heldout")
+            self._state = replace(self._state, evaluated=step)
+
+    async def _step(self, step: int, ahead: Ahead[Collection] | None) -> None:
         started = self._clock()
-        groups = await self._collect(
-            self._tasks_of(step), samples=self._settings.group_size, phase="train", step=step
-        )
+        collection = await (self._collector.collect(step) if ahead is None else ahead.take())
         collected = self._clock()
+        groups, staleness = within_bound(
+            collection.groups,
+            version=self._trainer.weight_version,
+            bound=self._settings.max_staleness,
+        )
         await asyncio.to_thread(self._keep, "train", step, groups)
 
-        def learn(progress: Callable[[float], None]) -> None:
-            metrics = self._trainer.step(groups, progress=progress)
+        def learn(progress: Callable[[float], None], before_update: Callable[[], None]) -> None:
+            metrics = self._trainer.step(groups, progress=progress, before_update=before_update)
             self._advance(step=step)
             row = {
                 **asdict(metrics),
                 "phase": "train",
                 "step": step,
                 **asdict(figures_of(groups)),
-                "rollout_s": collected - started,
+                **asdict(staleness),
+                "groups_refilled": collection.refilled,
+                "rollout_s": collection.rollout_s,
+                "wait_s": collected - started,
                 "train_s": self._clock() - collected,
                 "spent_s": self.spent_s(),
             }
             self._record(row)
 
-        await self._train(f"step {step}", learn)
+        await self._train(f"step {step}", learn, sampling_goes_on=ahead is not None)
+        if ahead is not None:
+            ahead.trained()
         self._step_s = max(self._step_s * 0.8, self._clock() - started)
         if step % self._settings.save_every == 0:
             await self._save()
 
-    async def _train(self, what: str, learn: Callable[[Callable[[float], None]], None]) -> None:
-        """Train in a thread while the engine is paused.
+    async def _train(
+        self,
+        what: str,
+        learn: Callable[[Callable[[float], None], Callable[[], None]], None],
+        *,
+        sampling_goes_on: bool = False,
+    ) -> None:
+        """Train in a thread, and hold sampling back while the weights change.
 
         A cancel stops it before the update, or is too late: then the step is finished and on
         record before the cancel goes on.
@@ -247,29 +278,28 @@ class TrainingLoop:
         Args:
             what: For the progress.
             learn: Trains, and counts and records the step in the same breath.
+            sampling_goes_on: Whether sampling stops only for the update; else for all of it.
         """
-        stop = threading.Event()
+        stop, paused = threading.Event(), threading.Event()
+        event_loop = asyncio.get_running_loop()
 
         def progress(share: float) -> None:
             if stop.is_set():
                 raise _StoppedError
             self._progress(what, share)
 
-        await self._sync.before()
-        await _to_its_end(lambda: learn(progress), on_cancel=stop.set)
+        def before_update() -> None:
+            if not paused.is_set():
+                asyncio.run_coroutine_threadsafe(self._sync.before(), event_loop).result()
+                paused.set()
+
+        if not sampling_goes_on:
+            await self._sync.before()
+            paused.set()
+        await _to_its_end(lambda: learn(progress, before_update), on_cancel=stop.set)
         await asyncio.to_thread(release_freed_memory)
-        await self._sync.after(self._trainer.weight_version)
-
-    def _tasks_of(self, step: int) -> tuple[Task, ...]:
-        """Choose a step's tasks: seeded passes over all tasks, none twice in a pass."""
-        per_pass = max(1, len(self._train_tasks) // self._settings.tasks_per_step)
-        turn, offset = divmod(step - 1, per_pass)
-        order = self._draw(len(self._train_tasks), random.Random(f"{self._seed}/{turn}"))
-        start = offset * self._settings.tasks_per_step
-        return order[start : start + self._settings.tasks_per_step]
-
-    def _draw(self, count: int, rng: random.Random) -> tuple[Task, ...]:
-        return tuple(rng.sample(self._train_tasks, min(count, len(self._train_tasks))))
+        if paused.is_set():
+            await self._sync.after(self._trainer.weight_version)
 
     def _time_left(self) -> bool:
         """Tell whether one more step and the last evaluation fit the time budget."""

@@ -33,8 +33,16 @@ class LoopSettings(BaseModel):
     """Tasks (groups) of a step."""
     group_size: int = Field(default=8, ge=2)
     """Sessions of a task, over which advantages are computed."""
+    max_staleness: int = Field(default=0, ge=0)
+    """How many weight versions a trained token may be behind. 0: sampling and training take turns.
+    From 1 on the sessions of that many coming steps are sampled while a step is trained, and
+    sampling stops only while the weights change."""
+    refills: int = Field(default=0, ge=0)
+    """How often a step collects fresh tasks in place of groups whose rewards do not differ."""
     heldout_sessions: int = Field(default=64, ge=0)
     """Held-out tasks of an evaluation, one session each; 0 switches evaluation off."""
+    evaluate_every: int | None = Field(default=None, ge=1)
+    """Steps between evaluations on the held-out tasks; absent: only before and after."""
     save_every: int = Field(default=5, ge=1)
     """Steps between saves of the state that `--resume` needs; an interrupt saves too."""
     minutes: float | None = Field(default=None, gt=0)

@@ -37,6 +37,9 @@ class LoopState:
     """Wall time of earlier processes of this run."""
     weight_version: int
     """Version of the weights; it names the trainer's state that belongs to this one."""
+    evaluated: int = 0
+    """The last step after which the held-out tasks were measured, between the first and the last
+    evaluation."""
 
     def trainer_path(self, folder: Path) -> Path:
         """Name the file of the trainer's state."""
@@ -76,6 +79,8 @@ class LoopState:
                 return self.warm_started
             case "heldout_before":
                 return self.before is not None
+            case "heldout":
+                return step <= self.evaluated
             case _:
                 return False
 

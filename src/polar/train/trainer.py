@@ -89,10 +89,22 @@ class Trainer:
         self._optimizer = self._new_optimizer(settings.lr, settings.warmup_steps)
 
     @reusing_memory()
-    def step(self, groups: Sequence[Group], *, progress: Progress | None = None) -> StepMetrics:
+    def step(
+        self,
+        groups: Sequence[Group],
+        *,
+        progress: Progress | None = None,
+        before_update: Callable[[], None] | None = None,
+    ) -> StepMetrics:
         """Take the optimizer steps that the groups of one rollout are worth.
 
         Without a group whose rewards differ no step is taken, and the weight version stays.
+
+        Args:
+            groups: The sessions to learn from.
+            progress: Told the done share of the work.
+            before_update: Called before weights change; nothing may sample from then on until
+                the step has returned.
 
         Raises:
             TrainingError: The groups hold no trained token, or a loss or gradient is not finite;
@@ -105,7 +117,7 @@ class Trainer:
         minibatches = self._minibatches(learnable)
         tally = Tally(version=self.weight_version, lr=self._optimizer.lr)
         if minibatches:
-            self._learn(minibatches, tally, progress or _ignore)
+            self._learn(minibatches, tally, progress or _ignore, before_update or _nothing)
             self.weight_version += 1
         else:
             self._measure_gap(groups, tally)
@@ -239,7 +251,13 @@ class Trainer:
             weights=np.array([lesson.weight for lesson in lessons], np.float32),
         )
 
-    def _learn(self, minibatches: Sequence[_Minibatch], tally: Tally, progress: Progress) -> None:
+    def _learn(
+        self,
+        minibatches: Sequence[_Minibatch],
+        tally: Tally,
+        progress: Progress,
+        before_update: Callable[[], None],
+    ) -> None:
         passes = [m for _ in range(self.settings.epochs_per_step) for m in minibatches]
         moved = len(passes) > 1  # from the second update on, the policy is not the old one
         olds = {id(b): self._old(b) for m in minibatches for b in m.batches} if moved else {}
@@ -251,6 +269,7 @@ class Trainer:
                     self._optimizer.backward(result.loss)
                     done += batch.token_ids.size
                     progress(done / work)
+                before_update()
                 tally.add_update(self._optimizer.update())
 
     def _batch_loss(
@@ -299,6 +318,10 @@ class Trainer:
 
 def _ignore(_: float) -> None:
     """Tell nobody."""
+
+
+def _nothing() -> None:
+    """Do nothing."""
 
 
 def _nothing_to_train() -> TrainingError:

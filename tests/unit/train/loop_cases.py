@@ -27,10 +27,11 @@ class CountingTrainer:
         self.weights = 0.0
         self.during_step = lambda: None
 
-    def step(self, groups, *, progress) -> StepMetrics:
+    def step(self, groups, *, progress, before_update) -> StepMetrics:
         progress(0.5)
         self.during_step()
         progress(1.0)
+        before_update()
         self.weights += sum(t.reward for group in groups for t in group.trajectories)
         self.weight_version += 1
         return StepMetrics(
@@ -79,10 +80,12 @@ class Bench:
         self.trainer = CountingTrainer()
         self.diary: list[str] = []
         self.rows: list[dict] = []
+        self.chosen: list[list[TaskId]] = []
         self.kept: list[tuple[str, int, int]] = []
         self.now = 0.0
         self.seconds = 0.0
         self.expert_passes = True
+        self.while_collecting = nothing_happens
         self.loop = TrainingLoop(
             trainer=self.trainer,
             collect=self.collect,
@@ -101,12 +104,19 @@ class Bench:
 
     async def collect(self, chosen: Sequence[Task], *, samples: int, phase: str, step: int):
         self.diary.append(f"{phase} {step}")
+        if phase == "train":
+            self.chosen.append([task.id for task in chosen])
         self.now += self.seconds
+        version = self.trainer.weight_version
+        await self.while_collecting(phase, step)
         earned = [(hash_of(t.id) + self.trainer.weights) % 1.0 for t in chosen]
         return tuple(
-            Group(t.id, t, (session(reward),) * samples)
+            Group(t.id, t, self.sessions_of(t, reward, samples, version))
             for t, reward in zip(chosen, earned, strict=True)
         )
+
+    def sessions_of(self, task: Task, reward: float, samples: int, version: int):
+        return (session(reward, version),) * samples
 
     async def collect_expert(self, chosen: Sequence[Task], *, samples: int, phase: str, step: int):
         self.diary.append(f"{phase} {step}")
@@ -124,5 +134,9 @@ def hash_of(name: str) -> float:
     return sum(name.encode()) % 7 / 7
 
 
-def session(reward: float):
-    return make_trajectory(make_trace([1, 2, 3], [1, 2]), reward=reward)
+def session(reward: float, version: int = 0):
+    return make_trajectory(make_trace([1, 2, 3], [1, 2], version=version), reward=reward)
+
+
+async def nothing_happens(phase: str, step: int) -> None:
+    pass
