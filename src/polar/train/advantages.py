@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from polar.types import Cancelled, Completed, Failed, Group, MaskArray, Outcome, TimedOut
 
-__all__ = ["graded_sessions", "group_advantages", "grpo", "has_spread", "rloo"]
+__all__ = ["graded_sessions", "group_advantages", "grpo", "has_spread", "is_graded", "rloo"]
 
 Algorithm = Literal["grpo", "dr_grpo", "rloo"]
 FailedPolicy = Literal["baseline", "exclude"]
@@ -43,13 +43,26 @@ def group_advantages(
 
 def graded_sessions(group: Group) -> MaskArray:
     """Tell which sessions were graded and so say something about the model: bool [sessions]."""
-    return np.array([_is_graded(t.outcome) for t in group.trajectories], dtype=bool)
+    return np.array([is_graded(t.outcome) for t in group.trajectories], dtype=bool)
 
 
 def has_spread(group: Group) -> bool:
     """Tell whether the rewards of the graded sessions differ: only then is there a gradient."""
-    rewards = [t.reward for t in group.trajectories if _is_graded(t.outcome)]
+    rewards = [t.reward for t in group.trajectories if is_graded(t.outcome)]
     return len(set(rewards)) > 1
+
+
+def is_graded(outcome: Outcome) -> bool:
+    """Tell whether a session was graded and so says something about the model."""
+    match outcome:
+        case Completed():
+            return True
+        case TimedOut(grade=grade):
+            return grade is not None
+        case Failed() | Cancelled():
+            return False
+        case _:
+            assert_never(outcome)
 
 
 def grpo(rewards: Rewards, *, divide_by_std: bool = True) -> Rewards:
@@ -89,15 +102,3 @@ def _advantages(rewards: Rewards, algorithm: Algorithm) -> Rewards:
             return rloo(rewards)
         case _:
             assert_never(algorithm)
-
-
-def _is_graded(outcome: Outcome) -> bool:
-    match outcome:
-        case Completed():
-            return True
-        case TimedOut(grade=grade):
-            return grade is not None
-        case Failed() | Cancelled():
-            return False
-        case _:
-            assert_never(outcome)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from polar.train.advantages import has_spread
+from polar.train.advantages import has_spread, is_graded
 from polar.train.loop_settings import LoopSettings
 from polar.types import Group, Task
 
@@ -77,7 +77,11 @@ class Collector:
             groups += await self._collect(
                 fresh, samples=samples, phase=f"refill{refill}", step=step
             )
-        return Collection(groups, self._clock() - started, len(groups) - len(chosen))
+        refilled = len(groups) - len(chosen)
+        if self._settings.shuffled_rewards:
+            rng = random.Random(f"{self._seed}/control/{step}")
+            groups = tuple(_with_shuffled_rewards(group, rng) for group in groups)
+        return Collection(groups, self._clock() - started, refilled)
 
     def tasks_of(self, step: int) -> tuple[Task, ...]:
         """Choose a step's tasks: seeded passes over all tasks, none twice in a pass."""
@@ -100,3 +104,16 @@ class Collector:
     def _draw(self, count: int, purpose: object) -> tuple[Task, ...]:
         rng = random.Random(f"{self._seed}/{purpose}")
         return tuple(rng.sample(self._tasks, min(count, len(self._tasks))))
+
+
+def _with_shuffled_rewards(group: Group, rng: random.Random) -> Group:
+    """Deal the graded sessions' rewards out anew; the outcomes stay."""
+    graded = [t for t in group.trajectories if is_graded(t.outcome)]
+    rewards = iter(rng.sample([t.reward for t in graded], len(graded)))
+    return replace(
+        group,
+        trajectories=tuple(
+            replace(t, reward=next(rewards)) if is_graded(t.outcome) else t
+            for t in group.trajectories
+        ),
+    )

@@ -39,6 +39,10 @@ class LoopSettings(BaseModel):
     sampling stops only while the weights change."""
     refills: int = Field(default=0, ge=0)
     """How often a step collects fresh tasks in place of groups whose rewards do not differ."""
+    shuffled_rewards: bool = False
+    """A control experiment: each group's rewards are dealt out to its sessions at random, so that
+    nothing can be learned. What the held-out tasks gain all the same is no effect of the rewards.
+    """
     heldout_sessions: int = Field(default=64, ge=0)
     """Held-out tasks of an evaluation, one session each; 0 switches evaluation off."""
     evaluate_every: int | None = Field(default=None, ge=1)

@@ -191,3 +191,28 @@ def test_sessions_without_a_trained_token_are_of_no_age():
     (group,), found = within_bound([make_group(empty)], version=9, bound=0)
     assert group.trajectories == (empty,)
     assert (found.staleness_mean, found.staleness_max) == (0.0, 0)
+
+
+class Gambling(Bench):
+    """Sessions of a group earn differently."""
+
+    def sessions_of(self, task, reward, samples, version):
+        return tuple(session(float(i % 2), version) for i in range(samples))
+
+
+async def test_the_control_deals_each_groups_rewards_out_to_other_sessions(tmp_path):
+    bench = Gambling(tmp_path, steps=1, group_size=8, shuffled_rewards=True, heldout_sessions=0)
+    trained = []
+    train = bench.trainer.step
+
+    def step(groups, **arguments):
+        trained.extend(groups)
+        return train(groups, **arguments)
+
+    bench.trainer.step = step
+    await bench.loop.run()
+    for group in trained:
+        rewards = [t.reward for t in group.trajectories]
+        earned = [t.outcome.grade.reward for t in group.trajectories]
+        assert sorted(rewards) == sorted(earned)
+        assert rewards != earned
