@@ -13,7 +13,7 @@ SYNCHRONOUS = {
     "polar/runtimes/__init__.py": {"default_runtime"},
     "polar/tasks/format.py": {"read_tasks"},
     "polar/tasks/paths.py": {"lay_out"},
-    "polar/store/reader.py": {"read_journal", "sessions", "find", "calls"},
+    "polar/store/reader.py": {"read_journal", "sessions", "find", "calls", "scores", "unscored"},
 }
 """Synchronous by contract: for commands, and for set-up before anything is served."""
 

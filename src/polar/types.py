@@ -34,6 +34,7 @@ __all__ = [
     "Reply",
     "Role",
     "Sampling",
+    "Sent",
     "Session",
     "SessionId",
     "Stage",
@@ -197,6 +198,20 @@ Delta = TextDelta | ReasoningDelta | ToolCallStart | ToolArgumentsDelta
 
 
 @dataclass(frozen=True, slots=True)
+class Sent:
+    """What the harness sent, where interceptors made the model see something else."""
+
+    model: str
+    """The model that the harness asked for."""
+    messages: tuple[Message, ...]
+    tools: tuple[ToolSpec, ...]
+    interceptors: tuple[str, ...]
+    """Those that changed the request, in the order they were applied."""
+    chosen_model: str | None = None
+    """The model that an interceptor chose instead; absent: none did."""
+
+
+@dataclass(frozen=True, slots=True)
 class Call:
     """One model request with its reply, exactly as the engine saw and sampled it.
 
@@ -230,6 +245,8 @@ class Call:
     """Unix seconds."""
     ended_at: float = 0.0
     """Unix seconds."""
+    sent: Sent | None = None
+    """What the harness sent; absent where it is what `messages` and `tools` say the model saw."""
 
 
 @dataclass(frozen=True, slots=True)

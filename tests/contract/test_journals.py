@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from polar.errors import JournalError, StaleAttempt
-from polar.store import SqliteJournal
+from polar.store import Scored, ScoreRecord, SqliteJournal, Unscored
 from polar.types import (
     Call,
     CallId,
@@ -18,6 +18,7 @@ from polar.types import (
     Grade,
     Message,
     Sampling,
+    Sent,
     Session,
     SessionId,
     TaskId,
@@ -57,6 +58,20 @@ samplings = st.builds(
 
 
 @st.composite
+def intercepted(draw, parent, seen):
+    """What a harness may have sent where the model saw something else."""
+    earlier = () if parent is None or parent.sent is None else parent.sent.messages
+    kept = earlier[: draw(st.integers(0, len(earlier)))]
+    return Sent(
+        model=draw(texts),
+        messages=(*kept, *draw(st.lists(messages, max_size=2))),
+        tools=draw(st.sampled_from([seen, ()]) | st.lists(tools, max_size=2).map(tuple)),
+        interceptors=tuple(draw(st.lists(texts, min_size=1, max_size=2))),
+        chosen_model=draw(st.none() | texts),
+    )
+
+
+@st.composite
 def conversations(draw):
     """Calls that extend, rewrite or ignore each other in every way."""
     calls: list[Call] = []
@@ -69,6 +84,7 @@ def conversations(draw):
             history = [*parent.messages, parent.reply, *history]
         sampled = draw(ids)
         logprobs = st.lists(st.floats(width=32), min_size=len(sampled), max_size=len(sampled))
+        seen_tools = parent.tools if parent else tuple(draw(st.lists(tools, max_size=2)))
         calls.append(
             Call(
                 id=CallId(f"c{index}"),
@@ -81,7 +97,7 @@ def conversations(draw):
                 logprobs=np.array(draw(logprobs), dtype=np.float32),
                 weight_versions=np.arange(len(sampled), dtype=np.int32),
                 messages=tuple(history),
-                tools=parent.tools if parent else tuple(draw(st.lists(tools, max_size=2))),
+                tools=seen_tools,
                 sampling=draw(samplings),
                 reply=draw(messages),
                 finish_reason=draw(st.sampled_from(["stop", "length", "tool_calls", "abandoned"])),
@@ -89,6 +105,7 @@ def conversations(draw):
                 fork_reason=draw(st.none() | texts),
                 started_at=draw(st.floats(0, 2e9)),
                 ended_at=draw(st.floats(0, 2e9)),
+                sent=draw(intercepted(parent, seen_tools)) if draw(st.booleans()) else None,
             )
         )
     return calls
@@ -220,6 +237,33 @@ async def test_an_unknown_session_is_an_error(open_journal, tmp_path):
         ):
             with pytest.raises(JournalError, match="no such session"):
                 await unknown
+
+
+async def test_scores_come_back_by_call_and_the_first_one_stays(open_journal, tmp_path):
+    async with open_journal(tmp_path / "j.db") as journal:
+        await journal.open_session(session(), phase="train", step=0)
+        for index in range(3):
+            await journal.add_call(call(index))
+        for index, result in ((0, Scored(0.5)), (1, Unscored("it hung")), (0, Scored(9.0))):
+            await journal.add_score(score(index, result))
+    async with open_journal(tmp_path / "j.db") as journal:
+        assert await journal.scores(SessionId("s")) == {"s-0-0": 0.5}
+        await journal.open_session(session(1), phase="train", step=0)
+        assert await journal.scores(SessionId("s")) == {}
+        assert await journal.scores(SessionId("s"), attempt=0) == {"s-0-0": 0.5}
+
+
+async def test_a_score_of_a_call_that_is_not_on_record_is_refused(open_journal, tmp_path):
+    async with open_journal(tmp_path / "j.db") as journal:
+        await journal.open_session(session(), phase="train", step=0)
+        with pytest.raises(JournalError):
+            await journal.add_score(score(0, Scored(1.0)))
+        with pytest.raises(JournalError, match="no such session"):
+            await journal.scores(SessionId("nobody"))
+
+
+def score(index, result):
+    return ScoreRecord(SessionId("s"), 0, call(index).id, result)
 
 
 async def test_a_call_is_stored_once(open_journal, tmp_path):

@@ -1,6 +1,6 @@
 """The journal: what was sampled and what became of it, durable before anyone is told."""
 
-from polar.store.base import Journal, SessionRecord
+from polar.store.base import Journal, Scored, ScoreRecord, SessionRecord, Unscored
 from polar.store.reader import JournalReader, read_journal
 from polar.store.settings import JournalSettings
 from polar.store.sqlite import SqliteJournal
@@ -9,7 +9,10 @@ __all__ = [
     "Journal",
     "JournalReader",
     "JournalSettings",
+    "ScoreRecord",
+    "Scored",
     "SessionRecord",
     "SqliteJournal",
+    "Unscored",
     "read_journal",
 ]

@@ -2,13 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from polar.types import Call, Outcome, Session, SessionId
+from polar.types import Call, CallId, Outcome, Session, SessionId
 
-__all__ = ["Journal", "SessionRecord"]
+__all__ = ["Journal", "ScoreRecord", "Scored", "SessionRecord", "Unscored"]
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """User code found a score for a call."""
+
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class Unscored:
+    """There is no score, and why."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreRecord:
+    """What became of the scoring of one call that is on record."""
+
+    session_id: SessionId
+    attempt: int
+    call_id: CallId
+    result: Scored | Unscored
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +46,7 @@ class SessionRecord:
     step: int
     """The training step it was collected for; -1 never occurs: evaluation uses its own phase."""
     phase: str
-    """`train`, `heldout_before`, `heldout_after`, `warm_start`, `rollout`."""
+    """`train`, `heldout_before`, `heldout_after`, `warm_start`, `rollout`, `control`."""
 
 
 class Journal(Protocol):
@@ -46,6 +70,20 @@ class Journal(Protocol):
 
     async def calls(self, session_id: SessionId, attempt: int | None = None) -> Sequence[Call]:
         """All calls of the session's latest (or given) attempt, in order of arrival."""
+        ...
+
+    async def add_score(self, score: ScoreRecord) -> None:
+        """Store the score of a call that is on record, or why it has none; the first one stays.
+
+        Raises:
+            JournalError: It could not be written, or the call is not on record.
+        """
+        ...
+
+    async def scores(
+        self, session_id: SessionId, attempt: int | None = None
+    ) -> Mapping[CallId, float]:
+        """Scores of the session's latest (or given) attempt by call; calls without are absent."""
         ...
 
     async def sessions(self, *, phase: str | None = None) -> Sequence[SessionRecord]:

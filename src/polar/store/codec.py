@@ -17,6 +17,7 @@ from polar.types import (
     IntArray,
     Message,
     Sampling,
+    Sent,
     SessionId,
     ToolCall,
     ToolSpec,
@@ -35,17 +36,21 @@ class Context:
     messages: tuple[Message, ...]
     """The call's messages and its reply."""
     tools: tuple[ToolSpec, ...]
+    sent: tuple[Message, ...] | None = None
+    """The messages that the harness sent and the reply; absent where they are `messages`."""
 
     @classmethod
     def after(cls, call: Call) -> Context:
         """Take the context that a call ends with."""
         token_ids = np.concatenate([call.prompt_ids, call.sampled_ids]).astype(np.int32)
-        return cls(call.id, token_ids, (*call.messages, call.reply), call.tools)
+        sent = None if call.sent is None else (*call.sent.messages, call.reply)
+        return cls(call.id, token_ids, (*call.messages, call.reply), call.tools, sent)
 
     @property
     def size_bytes(self) -> int:
         """Roughly the memory it takes."""
-        return self.token_ids.nbytes + sum(200 + len(m.content) for m in self.messages)
+        messages = (*self.messages, *(self.sent or ()))
+        return self.token_ids.nbytes + sum(200 + len(m.content) for m in messages)
 
 
 class CallRow(NamedTuple):
@@ -72,6 +77,7 @@ class CallRow(NamedTuple):
     fork_reason: str | None
     started_at: float
     ended_at: float
+    sent: str | None = None
 
 
 CALL_COLUMNS = ", ".join(CallRow._fields)
@@ -109,6 +115,7 @@ def encode_call(call: Call, base: Context | None) -> CallRow:
         fork_reason=call.fork_reason,
         started_at=call.started_at,
         ended_at=call.ended_at,
+        sent=None if call.sent is None else _encode_sent(call.sent, call.tools, base),
     )
 
 
@@ -128,6 +135,7 @@ def _decode_call(row: CallRow, base: Context | None) -> Call:
     shared = base.token_ids[: row.shared_tokens] if base else tail[:0]
     leading = base.messages[: row.shared_messages] if base else ()
     inherited = base.tools if base else ()
+    tools = inherited if row.tools is None else tuple(map(_tool, orjson.loads(row.tools)))
     return Call(
         id=CallId(row.id),
         session_id=SessionId(row.session_id),
@@ -139,7 +147,7 @@ def _decode_call(row: CallRow, base: Context | None) -> Call:
         logprobs=_float_array(row.logprobs),
         weight_versions=_int_array(row.versions),
         messages=(*leading, *map(_message, orjson.loads(row.messages_tail))),
-        tools=inherited if row.tools is None else tuple(map(_tool, orjson.loads(row.tools))),
+        tools=tools,
         sampling=_sampling(orjson.loads(row.sampling)),
         reply=_message(orjson.loads(row.reply)),
         finish_reason=row.finish_reason,  # type: ignore[arg-type]
@@ -147,7 +155,42 @@ def _decode_call(row: CallRow, base: Context | None) -> Call:
         fork_reason=row.fork_reason,
         started_at=row.started_at,
         ended_at=row.ended_at,
+        sent=None if row.sent is None else _decode_sent(orjson.loads(row.sent), tools, base),
     )
+
+
+def _encode_sent(sent: Sent, seen_tools: tuple[ToolSpec, ...], base: Context | None) -> str:
+    """Write what was sent as a delta on what was sent for the base."""
+    shared = _common_messages(_sent_before(base), sent.messages)
+    fields = {
+        "model": sent.model,
+        "shared_messages": shared,
+        "messages_tail": sent.messages[shared:],
+        "tools": None if sent.tools == seen_tools else sent.tools,
+        "interceptors": sent.interceptors,
+        "chosen_model": sent.chosen_model,
+    }
+    return _json(fields)
+
+
+def _decode_sent(
+    fields: dict[str, Any], seen_tools: tuple[ToolSpec, ...], base: Context | None
+) -> Sent:
+    leading = _sent_before(base)[: fields["shared_messages"]]
+    tools = fields["tools"]
+    return Sent(
+        model=fields["model"],
+        messages=(*leading, *map(_message, fields["messages_tail"])),
+        tools=seen_tools if tools is None else tuple(map(_tool, tools)),
+        interceptors=tuple(fields["interceptors"]),
+        chosen_model=fields["chosen_model"],
+    )
+
+
+def _sent_before(base: Context | None) -> tuple[Message, ...]:
+    if base is None:
+        return ()
+    return base.messages if base.sent is None else base.sent
 
 
 def _common_tokens(base: IntArray, prompt: IntArray) -> int:

@@ -5,12 +5,20 @@ from __future__ import annotations
 import sqlite3
 
 from polar.errors import JournalError
+from polar.store import schema
 from polar.store.base import SessionRecord
 from polar.store.codec import CALL_COLUMNS, CallRow, Context, decode_calls
 from polar.store.outcomes import decode_outcome
-from polar.types import Call, Session, SessionId, TaskId
+from polar.types import Call, CallId, Session, SessionId, TaskId
 
-__all__ = ["latest_attempt", "nearest_context", "select_calls", "select_sessions"]
+__all__ = [
+    "latest_attempt",
+    "nearest_context",
+    "select_calls",
+    "select_scores",
+    "select_sessions",
+    "select_unscored",
+]
 
 _SESSIONS = """
 SELECT s.id, s.task_id, s.group_id, s.attempt, a.key, a.state, a.outcome, s.step, s.phase
@@ -38,15 +46,33 @@ def select_calls(
     Raises:
         JournalError: The session is not known.
     """
-    latest = latest_attempt(connection, session_id)
-    if latest is None:
-        raise JournalError(
-            "the journal knows no such session",
-            where=session_id,
-            fix="List the sessions to see their ids.",
-        )
-    calls = decode_calls(_rows(connection, session_id, latest if attempt is None else attempt))
+    chosen = _attempt(connection, session_id, attempt)
+    calls = decode_calls(_rows(connection, session_id, chosen))
     return sorted(calls, key=lambda call: call.index)
+
+
+def select_scores(
+    connection: sqlite3.Connection, session_id: SessionId, attempt: int | None
+) -> dict[CallId, float]:
+    """Read the scores of one attempt, the latest if none is named, by call.
+
+    Raises:
+        JournalError: The session is not known.
+    """
+    rows = _score_rows(connection, session_id, attempt)
+    return {CallId(call_id): score for call_id, score, _ in rows if score is not None}
+
+
+def select_unscored(
+    connection: sqlite3.Connection, session_id: SessionId, attempt: int | None
+) -> dict[CallId, str]:
+    """Read why calls of one attempt have no score, by call.
+
+    Raises:
+        JournalError: The session is not known.
+    """
+    rows = _score_rows(connection, session_id, attempt)
+    return {CallId(call_id): reason for call_id, score, reason in rows if score is None}
 
 
 def nearest_context(connection: sqlite3.Connection, call: Call) -> Context | None:
@@ -57,6 +83,30 @@ def nearest_context(connection: sqlite3.Connection, call: Call) -> Context | Non
     base_id = next((row.id for row in rows if row.id == call.parent_id), rows[-1].id)
     found = next(stored for stored in decode_calls(_chain(rows, base_id)) if stored.id == base_id)
     return Context.after(found)
+
+
+def _attempt(connection: sqlite3.Connection, session_id: SessionId, attempt: int | None) -> int:
+    latest = latest_attempt(connection, session_id)
+    if latest is None:
+        raise JournalError(
+            "the journal knows no such session",
+            where=session_id,
+            fix="List the sessions to see their ids.",
+        )
+    return latest if attempt is None else attempt
+
+
+def _score_rows(
+    connection: sqlite3.Connection, session_id: SessionId, attempt: int | None
+) -> list[tuple[str, float | None, str]]:
+    chosen = _attempt(connection, session_id, attempt)
+    if schema.version_of(connection) == 1:
+        return []
+    return connection.execute(
+        "SELECT call_id, score, reason FROM scores "
+        "WHERE session_id = ? AND attempt = ? ORDER BY ordinal",
+        (session_id, chosen),
+    ).fetchall()
 
 
 def _chain(rows: list[CallRow], call_id: str) -> list[CallRow]:
@@ -71,8 +121,11 @@ def _chain(rows: list[CallRow], call_id: str) -> list[CallRow]:
 
 
 def _rows(connection: sqlite3.Connection, session_id: SessionId, attempt: int) -> list[CallRow]:
+    columns = CALL_COLUMNS
+    if schema.version_of(connection) == 1:
+        columns = columns.replace("sent", "NULL")
     cursor = connection.execute(
-        f"SELECT {CALL_COLUMNS} FROM calls WHERE session_id = ? AND attempt = ? ORDER BY ordinal",
+        f"SELECT {columns} FROM calls WHERE session_id = ? AND attempt = ? ORDER BY ordinal",
         (session_id, attempt),
     )
     return [CallRow(*row) for row in cursor]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
@@ -11,8 +11,13 @@ from urllib.parse import quote
 from polar.errors import JournalError
 from polar.store import schema
 from polar.store.base import SessionRecord
-from polar.store.queries import select_calls, select_sessions
-from polar.types import Call, SessionId
+from polar.store.queries import (
+    select_calls,
+    select_scores,
+    select_sessions,
+    select_unscored,
+)
+from polar.types import Call, CallId, SessionId
 
 __all__ = ["JournalReader", "read_journal"]
 
@@ -52,6 +57,22 @@ class JournalReader:
             JournalError: The session is not known.
         """
         return select_calls(self._connection, session_id, attempt)
+
+    def scores(self, session_id: SessionId, attempt: int | None = None) -> Mapping[CallId, float]:
+        """Read the scores of the session's latest (or given) attempt, by call.
+
+        Raises:
+            JournalError: The session is not known.
+        """
+        return select_scores(self._connection, session_id, attempt)
+
+    def unscored(self, session_id: SessionId, attempt: int | None = None) -> Mapping[CallId, str]:
+        """Read why calls that were to be scored have no score, by call.
+
+        Raises:
+            JournalError: The session is not known.
+        """
+        return select_unscored(self._connection, session_id, attempt)
 
 
 @contextmanager

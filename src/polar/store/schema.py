@@ -7,9 +7,24 @@ from pathlib import Path
 
 from polar.errors import JournalError
 
-__all__ = ["SCHEMA_VERSION", "check_version", "create"]
+__all__ = ["SCHEMA_VERSION", "check_version", "create", "version_of"]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+_READABLE = (1, SCHEMA_VERSION)
+
+_SINCE_2 = """
+CREATE TABLE scores (
+    ordinal    INTEGER PRIMARY KEY,
+    session_id TEXT NOT NULL,
+    attempt    INTEGER NOT NULL,
+    call_id    TEXT NOT NULL,
+    at         REAL NOT NULL,           -- Unix seconds
+    score      REAL,                    -- NULL: there is none, for the reason given
+    reason     TEXT,
+    FOREIGN KEY (session_id, attempt, call_id) REFERENCES calls (session_id, attempt, id),
+    UNIQUE (session_id, attempt, call_id)
+);
+"""
 
 _TABLES = """
 CREATE TABLE schema_version (version INTEGER NOT NULL);
@@ -56,6 +71,7 @@ CREATE TABLE calls (
     fork_reason     TEXT,
     started_at      REAL NOT NULL,
     ended_at        REAL NOT NULL,
+    sent            TEXT,               -- JSON; NULL: the model saw what the harness sent
     FOREIGN KEY (session_id, attempt) REFERENCES attempts (session_id, attempt),
     UNIQUE (session_id, attempt, id)
 );
@@ -69,14 +85,31 @@ CREATE TABLE events (
 );
 """
 
+_FROM_1_TO_2 = (
+    "ALTER TABLE calls ADD COLUMN sent TEXT",
+    _SINCE_2,
+    "UPDATE schema_version SET version = 2",
+)
+
 
 def create(connection: sqlite3.Connection) -> None:
-    """Create the tables in an empty database; leave an existing journal alone."""
+    """Create the tables in an empty database, and bring a journal of an older version up to date.
+
+    A file that is no journal is left alone.
+    """
     if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+        _upgrade(connection)
         return
     connection.executescript(
-        f"BEGIN IMMEDIATE; {_TABLES} INSERT INTO schema_version VALUES ({SCHEMA_VERSION}); COMMIT;"
+        f"BEGIN IMMEDIATE; {_TABLES} {_SINCE_2} "
+        f"INSERT INTO schema_version VALUES ({SCHEMA_VERSION}); COMMIT;"
     )
+
+
+def version_of(connection: sqlite3.Connection) -> int | None:
+    """Read a journal's version; None where it names none."""
+    row = connection.execute("SELECT version FROM schema_version").fetchone()
+    return None if row is None else int(row[0])
 
 
 def check_version(connection: sqlite3.Connection, path: Path) -> None:
@@ -86,17 +119,34 @@ def check_version(connection: sqlite3.Connection, path: Path) -> None:
         JournalError: It is no journal, or one of another version.
     """
     try:
-        row = connection.execute("SELECT version FROM schema_version").fetchone()
+        found = version_of(connection)
     except sqlite3.OperationalError as error:
         raise JournalError(
             f"this file is not a Polar journal ({error})",
             where=str(path),
             fix="Give the journal file of a run folder.",
         ) from error
-    if row is None or row[0] != SCHEMA_VERSION:
-        found = row[0] if row else "none"
+    if found not in _READABLE:
         raise JournalError(
-            f"the journal has schema version {found}, this Polar reads version {SCHEMA_VERSION}",
+            f"the journal has schema version {'none' if found is None else found}, "
+            f"this Polar reads versions {_READABLE[0]} to {_READABLE[-1]}",
             where=str(path),
             fix="Use the Polar version that wrote it, or start a new run folder.",
         )
+
+
+def _upgrade(connection: sqlite3.Connection) -> None:
+    """Rewrite version 1 as version 2, in one transaction that another process may have won."""
+    if not connection.execute(
+        "SELECT count(*) FROM sqlite_master WHERE name = 'schema_version'"
+    ).fetchone()[0]:
+        return
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        if version_of(connection) == 1:
+            for statement in _FROM_1_TO_2:
+                connection.execute(statement)
+        connection.execute("COMMIT")
+    except sqlite3.Error:
+        connection.execute("ROLLBACK")
+        raise

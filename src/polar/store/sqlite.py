@@ -5,16 +5,22 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
 from polar.errors import JournalError, StaleAttempt
 from polar.store import schema
-from polar.store.base import SessionRecord
+from polar.store.base import Scored, ScoreRecord, SessionRecord
 from polar.store.codec import CALL_COLUMNS, CallRow, Context, encode_call
 from polar.store.outcomes import encode_outcome
-from polar.store.queries import latest_attempt, nearest_context, select_calls, select_sessions
+from polar.store.queries import (
+    latest_attempt,
+    nearest_context,
+    select_calls,
+    select_scores,
+    select_sessions,
+)
 from polar.store.settings import JournalSettings
 from polar.store.writer import Writer
 from polar.types import Call, CallId, Outcome, Session, SessionId
@@ -145,6 +151,40 @@ class SqliteJournal:
         """
         return await self._writer.run(
             lambda connection: select_calls(connection, session_id, attempt)
+        )
+
+    async def add_score(self, score: ScoreRecord) -> None:
+        """Store the score of a call that is on record, or why it has none; the first one stays.
+
+        A score of an attempt that was overtaken is stored as well: it changes nothing else.
+
+        Raises:
+            JournalError: It could not be written, or the call is not on record.
+        """
+        result = score.result
+        value, reason = (
+            (result.score, None) if isinstance(result, Scored) else (None, result.reason)
+        )
+
+        def job(connection: sqlite3.Connection) -> None:
+            connection.execute(
+                "INSERT INTO scores (session_id, attempt, call_id, at, score, reason) "
+                "VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (session_id, attempt, call_id) DO NOTHING",
+                (score.session_id, score.attempt, score.call_id, self._clock(), value, reason),
+            )
+
+        await self._writer.run(job)
+
+    async def scores(
+        self, session_id: SessionId, attempt: int | None = None
+    ) -> Mapping[CallId, float]:
+        """Read the scores of the session's latest (or given) attempt, by call.
+
+        Raises:
+            JournalError: The session is not known, or the file cannot be read.
+        """
+        return await self._writer.run(
+            lambda connection: select_scores(connection, session_id, attempt)
         )
 
     async def sessions(self, *, phase: str | None = None) -> Sequence[SessionRecord]:

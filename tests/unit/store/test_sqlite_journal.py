@@ -1,6 +1,7 @@
 """What is particular to the SQLite journal: files, faults, size."""
 
 import asyncio
+import dataclasses
 import os
 import signal
 import sqlite3
@@ -11,8 +12,8 @@ import numpy as np
 import pytest
 
 from polar.errors import JournalError
-from polar.store import JournalSettings, SqliteJournal, read_journal
-from polar.types import Call, CallId, Message, Sampling, Session, SessionId, TaskId
+from polar.store import JournalSettings, Scored, ScoreRecord, SqliteJournal, read_journal
+from polar.types import Call, CallId, Message, Sampling, Sent, Session, SessionId, TaskId
 
 WRITER = """
 import asyncio, resource, sys
@@ -200,6 +201,69 @@ async def test_a_newer_schema_is_refused(tmp_path):
             pass
     with pytest.raises(JournalError, match="schema version 99"), read_journal(path):
         pass
+
+
+def make_version_1(path):
+    """Take out of a journal what version 2 added."""
+    connection = sqlite3.connect(path)
+    connection.executescript(
+        "ALTER TABLE calls DROP COLUMN sent; DROP TABLE scores; "
+        "UPDATE schema_version SET version = 1;"
+    )
+    connection.close()
+
+
+async def test_a_journal_of_version_1_is_read_as_it_is(tmp_path):
+    path = tmp_path / "j.db"
+    await store(path, chain(3))
+    make_version_1(path)
+    before = path.read_bytes()
+    with read_journal(path) as reader:
+        assert [call.reply.content for call in reader.calls(SessionId("s"))] == [
+            "step 0",
+            "step 1",
+            "step 2",
+        ]
+        assert reader.scores(SessionId("s")) == {}
+        assert reader.unscored(SessionId("s")) == {}
+    assert path.read_bytes() == before
+
+
+async def test_a_journal_of_version_1_is_brought_up_to_date_by_whoever_writes_it(tmp_path):
+    path = tmp_path / "j.db"
+    first, second, third = chain(3)
+    await store(path, [first, second])
+    make_version_1(path)
+    sent = Sent("gpt", (Message("user", "hi"),), (), ("system_prompt",))
+    async with SqliteJournal.open(path) as journal:
+        await journal.add_call(dataclasses.replace(third, sent=sent))
+        await journal.add_score(ScoreRecord(SessionId("s"), 0, first.id, Scored(0.25)))
+    with read_journal(path) as reader:
+        assert [call.sent for call in reader.calls(SessionId("s"))] == [None, None, sent]
+        assert reader.scores(SessionId("s")) == {first.id: 0.25}
+
+
+async def test_what_was_sent_is_stored_once_like_what_was_seen(tmp_path):
+    def intercepted(turns):
+        return [
+            dataclasses.replace(
+                call,
+                sent=Sent("m", (Message("system", "y" * 2000), *call.messages[1:]), (), ("x",)),
+            )
+            for call in chain(turns)
+        ]
+
+    def sent_bytes(path):
+        connection = sqlite3.connect(path)
+        try:
+            return connection.execute("SELECT sum(length(sent)) FROM calls").fetchone()[0]
+        finally:
+            connection.close()
+
+    await store(tmp_path / "short.db", intercepted(10))
+    await store(tmp_path / "long.db", intercepted(40))
+    grown = sent_bytes(tmp_path / "long.db") - sent_bytes(tmp_path / "short.db")
+    assert grown < 30 * 600  # a message and a reply with all their keys, and no system prompt
 
 
 async def test_only_the_owner_may_read_the_file(tmp_path):
