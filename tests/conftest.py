@@ -10,6 +10,7 @@ MOMENTARY = ("os.stat", "os.access", "os.readlink")
 
 SYNCHRONOUS = {
     "polar/dialects/__init__.py": {"_plugins"},
+    "polar/gateway/user_code.py": {"load_function"},
     "polar/runtimes/__init__.py": {"default_runtime"},
     "polar/tasks/format.py": {"read_tasks"},
     "polar/tasks/paths.py": {"lay_out"},

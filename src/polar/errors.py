@@ -13,6 +13,7 @@ PolarError                what went wrong, where, and what to do about it
 ├── JournalError          the journal could not be written or read (full disk) exit code 6
 │   └── StaleAttempt      a newer attempt of the session has begun
 ├── GatewayError          the gateway could not start (a port in use)          exit code 7
+│   └── InterceptorFailed an interceptor broke on a request                    (HTTP 500)
 ├── BadRequest            a harness sent what the dialect does not support (HTTP 400)
 │   └── RequestTooLarge   a request is larger than the gateway takes           (HTTP 413)
 ├── UnknownRoute          no dialect serves this method and path (HTTP 404)
@@ -32,6 +33,7 @@ __all__ = [
     "FidelityError",
     "GatewayError",
     "HarnessMissing",
+    "InterceptorFailed",
     "JournalError",
     "ModelMissing",
     "PolarError",
@@ -138,6 +140,10 @@ class GatewayError(PolarError):
     """The gateway could not start or serve."""
 
     exit_code = 7
+
+
+class InterceptorFailed(GatewayError):
+    """An interceptor broke on a request, so the model was not asked."""
 
 
 class BadRequest(PolarError):

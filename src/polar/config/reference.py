@@ -18,6 +18,7 @@ from pydantic_core import PydanticUndefined, to_jsonable_python
 
 from polar.config.families import DEFAULT_NAMES, own_names, settings_model
 from polar.config.run import RunConfig
+from polar.gateway import interceptors
 
 __all__ = ["field_docs", "reference", "run_reference"]
 
@@ -32,6 +33,8 @@ def run_reference() -> str:
         elif (model := _model_of(field.annotation)) is not None:
             sections[name] = model
             sections |= {f"{name}.{key}": inner for key, inner in _inner_models(model)}
+    for name in interceptors.own_names():
+        sections[f"gateway.interceptors.settings` of `{name}"] = interceptors.settings_model(name)
     return reference(sections)
 
 
@@ -134,9 +137,13 @@ def _choice(value: Any) -> str:
 def _plain_type(annotation: Any) -> str:
     if _model_of(annotation) is not None:
         return "object"
-    return {bool: "true or false", int: "integer", float: "number", Path: "path"}.get(
-        annotation, "text"
-    )
+    return {
+        Any: "anything",
+        bool: "true or false",
+        int: "integer",
+        float: "number",
+        Path: "path",
+    }.get(annotation, "text")
 
 
 def _default(field: FieldInfo) -> str:

@@ -21,6 +21,8 @@ class SampleRequest:
     affinity: str = ""
     """Requests with the same value share a prefix: a session's calls (cache and routing hint)."""
     id: str = ""
+    model: str | None = None
+    """One of the engine's other models; absent: the one whose weights are trained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,8 @@ class Capabilities:
     weight_updates: bool
     detail: str = ""
     """One line for people: engine, version, dtype."""
+    other_models: tuple[str, ...] = ()
+    """Models with the same tokenizer that a request can name in place of the trained one."""
 
 
 class Engine(Protocol):

@@ -74,7 +74,9 @@ class VllmEngine:
             raise EngineError("the engine was closed")
         found = self._found or await self._probe()
         _check(request, found)
-        body = generate_body(request, model=found.model, max_context=found.max_context)
+        body = generate_body(
+            request, model=request.model or found.model, max_context=found.max_context
+        )
         began_with = self._version
         given = 0
         held = Event((), (), None, ())
@@ -107,6 +109,7 @@ class VllmEngine:
             token_ids=True,
             logprobs=True,
             weight_updates=found.weight_updates,
+            other_models=found.other_models,
             detail=f"vLLM {found.server_version} at {self._where()}{limits}",
         )
 

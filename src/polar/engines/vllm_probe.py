@@ -30,6 +30,8 @@ class Found:
     processed: bool
     """Whether logprobs are of the distribution after temperature."""
     weight_updates: bool
+    other_models: tuple[str, ...]
+    """What else is served over the same weights: LoRA adapters."""
 
 
 async def probe_server(client: httpx.AsyncClient, model: str | None) -> Found:
@@ -43,7 +45,7 @@ async def probe_server(client: httpx.AsyncClient, model: str | None) -> Found:
         EngineRefused: Token ids or logprobs are missing.
         EngineError: It cannot be reached, or serves no such model.
     """
-    entry = await _served(client, model)
+    entry, others = await _served(client, model)
     warm = await _sample(client, entry["id"], 1.0)
     cool = await _sample(client, entry["id"], _COOL)
     spans = warm.get("weight_versions") or [{"version": ""}]
@@ -54,11 +56,18 @@ async def probe_server(client: httpx.AsyncClient, model: str | None) -> Found:
         label=spans[0]["version"],
         processed=_is_processed(_logprobs(client, warm), _logprobs(client, cool)),
         weight_updates=(await _get_status(client, "/is_paused")) == httpx.codes.OK,
+        other_models=others,
     )
 
 
-async def _served(client: httpx.AsyncClient, model: str | None) -> dict[str, Any]:
-    """Look a model up in the server's list, which in vLLM's tells the context window."""
+async def _served(
+    client: httpx.AsyncClient, model: str | None
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Look a model up in the server's list, which in vLLM's tells the context window.
+
+    Returns:
+        Its entry, and the names of the others.
+    """
     served = (await get_json(client, "/v1/models")).get("data")
     if not isinstance(served, list) or not all("max_model_len" in each for each in served):
         raise EngineRefused(
@@ -70,8 +79,7 @@ async def _served(client: httpx.AsyncClient, model: str | None) -> dict[str, Any
     if entry is None:
         named = "any model" if model is None else f"a model '{model}'"
         raise EngineError(f"the server does not serve {named}", where=str(client.base_url))
-    found: dict[str, Any] = entry
-    return found
+    return entry, tuple(each["id"] for each in served if each["id"] != entry["id"])
 
 
 async def _sample(client: httpx.AsyncClient, model: str, temperature: float) -> dict[str, Any]:

@@ -18,7 +18,18 @@ from polar.gateway.feed import Feed
 from polar.gateway.pauses import Pauses
 from polar.rendering.base import Prepared
 from polar.store.base import Journal
-from polar.types import Call, CallId, CallKind, Chat, FinishReason, Reply, Sampling, Session, Usage
+from polar.types import (
+    Call,
+    CallId,
+    CallKind,
+    Chat,
+    FinishReason,
+    Reply,
+    Sampling,
+    Sent,
+    Session,
+    Usage,
+)
 
 __all__ = ["CallEnvironment", "CallRequest", "RunningCall"]
 
@@ -47,12 +58,17 @@ class CallRequest:
     session: Session
     index: int
     chat: Chat
+    """As the model sees it."""
     kind: CallKind
     prepared: Prepared
     sampling: Sampling
     """As applied: pinned, clamped, with the ids that end a turn."""
     digest: bytes
     """Equal for requests that ask for the same."""
+    sent: Sent | None = None
+    """What the harness sent, where interceptors changed it."""
+    model: str | None = None
+    """The model to sample from; absent: the one that is trained."""
 
 
 class RunningCall:
@@ -165,6 +181,7 @@ class RunningCall:
             sampling=self.request.sampling,
             affinity=self.request.session.id,
             id=self.request.id,
+            model=self.request.model,
         )
         now = asyncio.get_running_loop().time
         async with self._watched(), _closing(self._environment.engine.sample(request)) as chunks:
@@ -255,6 +272,7 @@ class RunningCall:
             fork_reason=request.prepared.fork_reason,
             started_at=self._started_at,
             ended_at=self._environment.clock(),
+            sent=request.sent,
         )
 
     def _cached_tokens(self) -> int:

@@ -14,6 +14,7 @@ from polar.engines.base import Capabilities, Engine
 from polar.errors import EngineRefused, GatewayError, JournalError
 from polar.gateway.call import CallEnvironment
 from polar.gateway.http import GatewayApp
+from polar.gateway.interception import Interception
 from polar.gateway.pauses import Pauses
 from polar.gateway.policy import SessionPolicy, SessionUsage
 from polar.gateway.server import Address, serve_app
@@ -58,6 +59,7 @@ class Gateway:
         self._renderer = renderer
         self._settings = settings or GatewaySettings()
         self._new_id = new_id
+        self._interception = Interception.of(self._settings.interceptors)
         self._pauses = Pauses(monotonic)
         self._calls = CallEnvironment(
             engine=engine,
@@ -111,10 +113,13 @@ class Gateway:
         """
         if session.id in self._by_id or session.key in self._by_key:
             raise GatewayError("the session is open already", where=session.id)
+        probed = self._probed()
         environment = SessionEnvironment(
             calls=self._calls,
             renderer=self._renderer,
-            max_context=self._probed().max_context,
+            interception=self._interception,
+            models=(probed.model, *probed.other_models),
+            max_context=probed.max_context,
             disconnect_grace_s=self._settings.disconnect_grace_s,
             new_id=self._new_id,
         )

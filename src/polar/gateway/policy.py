@@ -45,6 +45,8 @@ class SessionUsage:
     """Calls that the client abandoned or the engine broke off."""
     coalesced_requests: int = 0
     """Requests that were answered by an identical call already running."""
+    refused_by_interceptors: int = 0
+    """Requests that never became a call, because an interceptor refused them or broke."""
     forks: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     """Reason -> calls that extended no earlier call."""
 
@@ -69,6 +71,10 @@ class UsageCounter:
     def add_coalesced(self) -> None:
         """Count a request that joined a running call."""
         self._counts["coalesced_requests"] += 1
+
+    def add_refused_by_interceptor(self) -> None:
+        """Count a request that an interceptor stopped."""
+        self._counts["refused_by_interceptors"] += 1
 
     def usage(self) -> SessionUsage:
         """Take the counts as they are now."""

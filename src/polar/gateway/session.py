@@ -10,14 +10,21 @@ from functools import partial
 
 import orjson
 
-from polar.errors import BadRequest, ContextOverflow, EngineError, Unauthorized
+from polar.errors import (
+    BadRequest,
+    ContextOverflow,
+    EngineError,
+    InterceptorFailed,
+    Unauthorized,
+)
 from polar.gateway.assembly import Assembled, Assembly
 from polar.gateway.call import CallEnvironment, CallRequest, RunningCall
 from polar.gateway.conversations import Conversations
+from polar.gateway.interception import Intercepted, Interception
 from polar.gateway.policy import SessionPolicy, SessionUsage, UsageCounter
 from polar.rendering import SessionSplicer
 from polar.rendering.base import Renderer
-from polar.types import Call, CallId, Chat, Sampling, Session
+from polar.types import Call, CallId, CallKind, Chat, Sampling, Session
 
 __all__ = ["OpenSession", "SessionEnvironment"]
 
@@ -28,6 +35,9 @@ class SessionEnvironment:
 
     calls: CallEnvironment
     renderer: Renderer
+    interception: Interception
+    models: tuple[str, ...]
+    """Names of models that can be chosen; the first is the one that is trained."""
     max_context: int
     """Most tokens of prompt and reply together."""
     disconnect_grace_s: float
@@ -59,8 +69,10 @@ class OpenSession:
 
         Raises:
             BadRequest: The session has used up its calls, the response to continue is not
-                known, or the model's template cannot express the conversation.
+                known, an interceptor refuses the request or chose a model that is not served, or
+                the model's template cannot express the conversation.
             ContextOverflow: The prompt leaves no room for a token.
+            InterceptorFailed: An interceptor broke.
         """
         chat = self._continued(chat)
         digest = _digest(chat)
@@ -79,8 +91,10 @@ class OpenSession:
         Raises:
             BadRequest: The response to continue is not known, or the model's template cannot
                 express the conversation.
+            InterceptorFailed: An interceptor broke.
         """
-        return len(self._splicer.prepare(self._continued(chat)).prompt_ids)
+        seen = self._intercepted(self._continued(chat)).seen
+        return len(self._splicer.prepare(seen).prompt_ids)
 
     def suspend_timeouts(self) -> None:
         """Stop the engine's clock for all calls."""
@@ -122,34 +136,58 @@ class OpenSession:
             raise BadRequest(f"call limit reached: this session may make {limit} calls")
         environment = self._environment
         kind = self._policy.kind_of(chat, headers)
-        prepared = self._splicer.prepare(chat)
-        sampling = self._sampling(chat.sampling, len(prepared.prompt_ids))
+        intercepted = self._intercepted(chat)
+        seen, model = intercepted.seen, self._chosen(intercepted)
+        prepared = self._splicer.prepare(seen)
+        sampling = self._sampling(seen.sampling, len(prepared.prompt_ids))
         request = CallRequest(
             id=CallId(f"call-{environment.new_id()}"),
             session=self.session,
             index=self._begun,
-            chat=chat,
-            kind=kind,
+            chat=seen,
+            kind=kind if model is None else _untrained(kind),
             prepared=prepared,
             sampling=sampling,
             digest=digest,
+            sent=intercepted.sent,
+            model=model,
         )
         parser = environment.renderer.parser(
-            chat.tools, new_tool_call_id=lambda: f"call_{environment.new_id()}"
+            seen.tools, new_tool_call_id=lambda: f"call_{environment.new_id()}"
         )
         self._begun += 1
         return RunningCall(
             request,
             Assembly(
                 parser,
-                chat.sampling.stop,
-                most_tool_calls=None if chat.parallel_tool_calls else 1,
+                seen.sampling.stop,
+                most_tool_calls=None if seen.parallel_tool_calls else 1,
             ),
             environment.calls,
             on_recorded=partial(self._recorded, chat),
             on_deserted=self._deserted,
             on_done=self._done,
         )
+
+    def _intercepted(self, chat: Chat) -> Intercepted:
+        try:
+            return self._environment.interception.apply(chat)
+        except (BadRequest, InterceptorFailed):
+            self._counter.add_refused_by_interceptor()
+            raise
+
+    def _chosen(self, intercepted: Intercepted) -> str | None:
+        """Name the model that an interceptor chose, where it is not the one that is trained."""
+        chosen = None if intercepted.sent is None else intercepted.sent.chosen_model
+        served = self._environment.models
+        if chosen is None or chosen == served[0]:
+            return None
+        if chosen not in served:
+            raise BadRequest(
+                f"the engine does not serve the model '{chosen}' that an interceptor chose",
+                fix=f"Choose one of: {', '.join(served)}.",
+            )
+        return chosen
 
     def _sampling(self, wanted: Sampling, prompt_tokens: int) -> Sampling:
         """Pin and clamp what the harness wants."""
@@ -195,6 +233,11 @@ class OpenSession:
     def _stop_joining(self, call: RunningCall) -> None:
         if self._joinable.get(call.request.digest) is call:
             del self._joinable[call.request.digest]
+
+
+def _untrained(kind: CallKind) -> CallKind:
+    """Keep what another model sampled out of the training of this one."""
+    return "auxiliary" if kind in ("main", "subagent") else kind
 
 
 def _digest(chat: Chat) -> bytes:

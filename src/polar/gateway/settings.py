@@ -2,9 +2,50 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Any, Self
 
-__all__ = ["GatewaySettings"]
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from polar.errors import ConfigError
+from polar.gateway import interceptors
+from polar.gateway.user_code import FunctionName
+from polar.tasks.problems import Refused, problems_in
+
+__all__ = ["GatewaySettings", "InterceptorSpec"]
+
+
+class InterceptorSpec(BaseModel):
+    """What makes the model see something else than the harness sent: a `name`, or `python`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str | None = None
+    """A name of the interceptors family."""
+    python: FunctionName | None = None
+    """`module:function` or `file.py:function` of your own: takes a `Chat`, returns one."""
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """The interceptor's own settings; for a function, its keyword arguments."""
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        """Refuse what cannot be made, when the config is read."""
+        if (self.name is None) == (self.python is None):
+            raise Refused("an interceptor has `name` or `python`", fix="Give one of the two.")
+        if self.name is not None:
+            self._check_settings(self.name)
+        return self
+
+    def _check_settings(self, name: str) -> None:
+        try:
+            model = interceptors.settings_model(name)
+        except ConfigError as error:
+            raise Refused(error.what, fix=error.fix or "Choose another.") from error
+        try:
+            model.model_validate(self.settings)
+        except ValidationError as error:
+            first, *_ = problems = problems_in(error, model)
+            what = "; ".join(problem.what for problem in problems)
+            raise Refused(f"settings of {name}: {what}", fix=first.fix) from error
 
 
 class GatewaySettings(BaseModel):
@@ -24,3 +65,5 @@ class GatewaySettings(BaseModel):
     """What a client is told to wait when the engine fails."""
     max_request_mb: float = Field(default=64.0, gt=0)
     """Largest request body."""
+    interceptors: tuple[InterceptorSpec, ...] = ()
+    """What rewrites requests before the model sees them, in this order; both sides go on record."""
