@@ -361,6 +361,9 @@ class Trace:
     """int32 [seq]"""
     call_ids: tuple[CallId, ...]
     """The calls whose sampled tokens this trace trains, in order."""
+    divergences: int = 0
+    """Calls whose context in this trace is not the prompt that the engine saw; only the
+    `canonical` builder makes such traces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,6 +382,8 @@ class BuildReport:
     """Tokens of all traces together."""
     tree_tokens: int
     """Unique tokens: nodes of the token tree."""
+    divergences: int = 0
+    """Trained calls whose context is not the prompt that the engine saw (`canonical` only)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,6 +397,9 @@ class Trajectory:
     reward: float
     outcome: Outcome
     report: BuildReport
+    call_rewards: Mapping[CallId, float] = field(default_factory=lambda: MappingProxyType({}))
+    """What each trained call earned, where credit was given by call; empty where every call has
+    the session's reward."""
 
 
 @dataclass(frozen=True, slots=True)

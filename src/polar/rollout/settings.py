@@ -32,7 +32,7 @@ class RolloutSettings(BaseModel):
     """Most sampled tokens of a call."""
     max_calls: int | None = Field(default=None, ge=1)
     """Most calls of a session, where that is fewer than its task allows."""
-    builder: Literal["prefix_merging", "per_request"] = "prefix_merging"
-    """How calls become traces."""
+    builder: Literal["prefix_merging", "per_request", "canonical"] = "prefix_merging"
+    """How calls become traces; `canonical` is for engines that render every history anew."""
     max_trace_tokens: int = Field(default=8192, ge=1)
     """Longest trace; the exact causal prefix is kept, the rest dropped with its reason."""

@@ -11,12 +11,14 @@ from typing import Literal, assert_never
 import numpy as np
 
 from polar.errors import FidelityError
+from polar.trajectory.canonical import canonical_paths
+from polar.trajectory.paths import Path, Placed, cut, to_trace
 from polar.trajectory.tree import TokenTree
 from polar.types import BuildReport, Call, CallId, CallKind, Trace
 
 __all__ = ["BuildPolicy", "BuilderName", "Built", "build", "drop_reason"]
 
-BuilderName = Literal["prefix_merging", "per_request"]
+BuilderName = Literal["prefix_merging", "per_request", "canonical"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,8 @@ class BuildPolicy:
     """Whether calls whose client left are dropped with the reason `abandoned`."""
     max_trace_tokens: int | None = None
     """Longest trace; what lies beyond is dropped with the reason `too_long`."""
+    end_of_turn_id: int | None = None
+    """For `canonical`: the token that ends a turn. Absent: the one most replies ended with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +57,9 @@ def build(
         calls: All calls of one session's attempt, in any order.
         builder: `prefix_merging` makes one trace a leaf of the token tree. Where leaves share
             the tokens of a call, the first leaf in call order trains them and the others have
-            them as context. `per_request` makes one trace a call.
+            them as context. `per_request` makes one trace a call. `canonical` joins calls of
+            engines that render every history anew, and counts where the context of a call is
+            then not the prompt that the engine saw.
         policy: What to drop; the default keeps main and sub-agent calls that were not abandoned.
 
     Raises:
@@ -74,11 +80,11 @@ def build(
             kept.append(call)
     tree = TokenTree(kept)
     traces = []
-    for trace in _traces(kept, tree, builder):
-        short, lost = _truncate(trace, kept, policy.max_trace_tokens)
+    for path in _paths(kept, tree, builder, policy):
+        short, lost = cut(path, policy.max_trace_tokens)
         dropped["too_long"] += lost
         if short is not None:
-            traces.append(short)
+            traces.append(to_trace(short))
     report = _report(ordered, kept, traces, dropped=dropped, tree=tree)
     return Built(traces=tuple(traces), report=report)
 
@@ -109,75 +115,37 @@ def _validate(call: Call) -> None:
         )
 
 
-def _traces(kept: Sequence[Call], tree: TokenTree, builder: BuilderName) -> list[Trace]:
+def _paths(
+    kept: Sequence[Call], tree: TokenTree, builder: BuilderName, policy: BuildPolicy
+) -> list[Path]:
     match builder:
         case "prefix_merging":
             return _one_a_leaf(kept, tree)
         case "per_request":
             return [_one_a_call(call) for call in kept]
+        case "canonical":
+            return canonical_paths(kept, policy.end_of_turn_id)
         case _:
             assert_never(builder)
 
 
-def _one_a_call(call: Call) -> Trace:
-    prompt = len(call.prompt_ids)
-    return Trace(
-        token_ids=np.concatenate([call.prompt_ids, call.sampled_ids]).astype(np.int32),
-        loss_mask=np.arange(prompt + len(call.sampled_ids)) >= prompt,
-        logprobs=np.concatenate([np.zeros(prompt, np.float32), call.logprobs]).astype(np.float32),
-        weight_versions=np.concatenate(
-            [np.full(prompt, -1, np.int32), call.weight_versions]
-        ).astype(np.int32),
-        call_ids=(call.id,),
-    )
+def _one_a_call(call: Call) -> Path:
+    token_ids = np.concatenate([call.prompt_ids, call.sampled_ids])
+    return Path(token_ids, (Placed(call, len(call.prompt_ids)),))
 
 
-def _one_a_leaf(kept: Sequence[Call], tree: TokenTree) -> list[Trace]:
+def _one_a_leaf(kept: Sequence[Call], tree: TokenTree) -> list[Path]:
     by_id = {call.id: call for call in kept}
     ends = {tree.end(call.id): call.id for call in kept}
     trained: set[CallId] = set()
-    traces = []
+    paths = []
     for leaf in tree.leaves():
         path = tree.path(leaf)
         own = [by_id[ends[index]] for index in path if index in ends and ends[index] not in trained]
         trained.update(call.id for call in own)
-        traces.append(_flatten(tree, path, own))
-    return traces
-
-
-def _flatten(tree: TokenTree, path: Sequence[int], own: Sequence[Call]) -> Trace:
-    """Lay out one path; the sampled tokens of the calls in `own` are trained in it."""
-    token_ids = np.concatenate([tree.segment(index).token_ids for index in path])
-    mask = np.zeros(len(token_ids), np.bool_)
-    logprobs = np.zeros(len(token_ids), np.float32)
-    versions = np.full(len(token_ids), -1, np.int32)
-    for call in own:
-        start = len(call.prompt_ids)
-        span = slice(start, start + len(call.sampled_ids))
-        mask[span] = True
-        logprobs[span] = call.logprobs
-        versions[span] = call.weight_versions
-    return Trace(token_ids, mask, logprobs, versions, tuple(call.id for call in own))
-
-
-def _truncate(trace: Trace, kept: Sequence[Call], limit: int | None) -> tuple[Trace | None, int]:
-    """Keep the exact causal prefix up to the last trained token within `limit` tokens."""
-    if limit is None or len(trace.token_ids) <= limit:
-        return trace, 0
-    lost = int(trace.loss_mask[limit:].sum())
-    trained = np.flatnonzero(trace.loss_mask[:limit])
-    if not len(trained):
-        return None, lost
-    end = int(trained[-1]) + 1
-    own = set(trace.call_ids)
-    starts = {call.id: len(call.prompt_ids) for call in kept if call.id in own}
-    return Trace(
-        token_ids=trace.token_ids[:end].copy(),
-        loss_mask=trace.loss_mask[:end].copy(),
-        logprobs=trace.logprobs[:end].copy(),
-        weight_versions=trace.weight_versions[:end].copy(),
-        call_ids=tuple(call_id for call_id in trace.call_ids if starts[call_id] < end),
-    ), lost
+        token_ids = np.concatenate([tree.segment(index).token_ids for index in path])
+        paths.append(Path(token_ids, tuple(Placed(call, len(call.prompt_ids)) for call in own)))
+    return paths
 
 
 def _report(
@@ -205,4 +173,5 @@ def _report(
         per_request_tokens=sum(len(call.prompt_ids) + len(call.sampled_ids) for call in kept),
         trace_tokens=sum(len(trace.token_ids) for trace in traces),
         tree_tokens=tree.size,
+        divergences=sum(trace.divergences for trace in traces),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +28,8 @@ class FidelityReport:
     """Sampled tokens found trained, each exactly once and as recorded."""
     context: int
     """Context tokens compared with what the engine saw."""
+    divergences: int = 0
+    """Calls trained in another context than the engine saw, as their traces say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,9 @@ def check(calls: Iterable[Call], built: Built) -> FidelityReport:
     """Compare traces with the calls they were built from, token by token.
 
     A call's sampled tokens must stand in a trace right after exactly the call's recorded prompt;
-    so their place is known from the call alone, whatever the builder did.
+    so their place is known from the call alone, whatever the builder did. Only a trace that says
+    that it diverges is held to less: its calls follow each other, and as many as it says have
+    another context than the engine saw.
 
     Raises:
         FidelityError: A sampled token is missing without a counted reason, trained twice,
@@ -72,13 +76,11 @@ def check(calls: Iterable[Call], built: Built) -> FidelityReport:
     context = 0
     for number, trace in enumerate(built.traces):
         expected = np.zeros(len(trace.token_ids), np.bool_)
-        for call_id in trace.call_ids:
-            call = by_id.get(call_id)
-            if call is None:
-                raise FidelityError("a trace trains an unknown call", where=f"call {call_id}")
-            if call_id in trained:
-                raise _broken("its tokens are trained twice", call, 0)
-            trained[call_id] = _check_span(call, trace, expected)
+        own = _calls_of(trace, by_id, trained)
+        if trace.divergences:
+            trained |= _check_divergent(own, trace, expected)
+        else:
+            trained |= {call.id: _check_span(call, trace, expected) for call in own}
         _check_rest(trace, expected, number)
         context += int((~expected).sum())
     _check_account(by_id, trained, built)
@@ -88,6 +90,7 @@ def check(calls: Iterable[Call], built: Built) -> FidelityReport:
         sampled=built.report.sampled,
         kept=built.report.kept,
         context=context,
+        divergences=sum(trace.divergences for trace in built.traces),
     )
 
 
@@ -119,16 +122,55 @@ def check_tape(calls: Iterable[Call], tape: Iterable[TapeRecord]) -> None:
         )
 
 
+def _calls_of(
+    trace: Trace, by_id: Mapping[CallId, Call], trained: Mapping[CallId, int]
+) -> list[Call]:
+    own: list[Call] = []
+    for call_id in trace.call_ids:
+        call = by_id.get(call_id)
+        if call is None:
+            raise FidelityError("a trace trains an unknown call", where=f"call {call_id}")
+        if call_id in trained or any(call is other for other in own):
+            raise _broken("its tokens are trained twice", call, 0)
+        own.append(call)
+    return own
+
+
 def _check_span(call: Call, trace: Trace, expected: MaskArray) -> int:
     """Check the tokens of one call in its trace and mark them; return how many are trained."""
     start = len(call.prompt_ids)
-    end = min(start + len(call.sampled_ids), len(trace.token_ids))
-    count = end - start
-    if count <= 0:
+    if start >= len(trace.token_ids):
         raise _broken("its tokens are missing from the trace that names it", call, 0)
     differs = _first_difference(trace.token_ids[:start], call.prompt_ids)
     if differs is not None:
         raise _broken("a token it was conditioned on differs from its prompt", call, differs)
+    return _check_sampled(call, trace, expected, start)
+
+
+def _check_divergent(calls: Sequence[Call], trace: Trace, expected: MaskArray) -> dict[CallId, int]:
+    """Check a trace whose calls stand one after another, in places that it alone tells."""
+    trained: dict[CallId, int] = {}
+    end = divergences = 0
+    for call in calls:
+        start = end + int(trace.loss_mask[end:].argmax()) if end < len(trace.loss_mask) else end
+        divergences += _first_difference(trace.token_ids[:start], call.prompt_ids) is not None
+        trained[call.id] = _check_sampled(call, trace, expected, start)
+        end = start + trained[call.id]
+    if divergences != trace.divergences:
+        raise FidelityError(
+            f"{divergences} calls of a trace have another context than the engine saw,"
+            f" it says {trace.divergences}",
+            where=f"call {calls[0].id}" if calls else None,
+        )
+    return trained
+
+
+def _check_sampled(call: Call, trace: Trace, expected: MaskArray, start: int) -> int:
+    """Check what a call sampled at its place and mark it; return how many are trained."""
+    end = min(start + len(call.sampled_ids), len(trace.token_ids))
+    count = end - start
+    if count <= 0:
+        raise _broken("its tokens are missing from the trace that names it", call, 0)
     span = slice(start, end)
     for what, found, sampled in (
         ("token", trace.token_ids, call.sampled_ids),
@@ -171,6 +213,12 @@ def _check_account(by_id: dict[CallId, Call], trained: dict[CallId, int], built:
         )
     sampled = sum(len(call.sampled_ids) for call in by_id.values())
     kept = sum(trained.values())
+    divergences = sum(trace.divergences for trace in built.traces)
+    if report.divergences != divergences:
+        raise FidelityError(
+            f"{divergences} calls diverge, reported: {report.divergences}",
+            where=_session_of(by_id),
+        )
     if (report.sampled, report.kept) != (sampled, kept):
         raise FidelityError(
             f"{sampled} tokens were sampled and {kept} are trained,"

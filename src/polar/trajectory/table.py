@@ -49,7 +49,7 @@ from polar.types import (
 
 __all__ = ["SCHEMA", "SCHEMA_VERSION", "from_table", "to_table"]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 _VERSION_KEY = b"polar.trajectories"
 
@@ -75,6 +75,8 @@ SCHEMA = pa.schema(
         ("logprobs", _list(pa.float32())),
         ("weight_versions", _list(pa.int32())),
         ("call_ids", _list(pa.string())),
+        ("call_rewards", _list(pa.float64())),
+        ("divergences", pa.int32()),
         ("report_json", pa.string()),
     ],
     metadata={_VERSION_KEY: str(SCHEMA_VERSION).encode()},
@@ -108,7 +110,8 @@ def from_table(table: pa.Table) -> tuple[Trajectory, ...]:
             f" {SCHEMA_VERSION}",
             fix="Read it with the release that wrote it.",
         )
-    rows = zip(*(table.column(name) for name in _SESSION_COLUMNS), _traces(table), strict=True)
+    columns = [table.column(name) for name in (*_SESSION_COLUMNS, "call_rewards")]
+    rows = zip(*columns, _traces(table), strict=True)
     sessions = itertools.groupby(rows, key=lambda row: row[0].as_py())
     return tuple(_trajectory(list(group)) for _, group in sessions)
 
@@ -146,6 +149,8 @@ def _rows(trajectory: Trajectory, *, phase: str, step: int | None) -> Iterable[d
             "logprobs": trace.logprobs,
             "weight_versions": trace.weight_versions,
             "call_ids": list(trace.call_ids),
+            "call_rewards": _call_rewards(trajectory, trace),
+            "divergences": trace.divergences,
         }
 
 
@@ -164,12 +169,13 @@ def _traces(table: pa.Table) -> Iterable[Trace | None]:
             logprobs=array("logprobs", row, np.float32),
             weight_versions=array("weight_versions", row, np.int32),
             call_ids=tuple(CallId(item) for item in table.column("call_ids")[row].as_py()),
+            divergences=table.column("divergences")[row].as_py(),
         )
 
 
 def _trajectory(rows: list[tuple[Any, ...]]) -> Trajectory:
     session_id, task_id, group_id, reward, tag, outcome, report = (
-        scalar.as_py() for scalar in rows[0][:-1]
+        scalar.as_py() for scalar in rows[0][:-2]
     )
     return Trajectory(
         session_id=SessionId(session_id),
@@ -179,7 +185,23 @@ def _trajectory(rows: list[tuple[Any, ...]]) -> Trajectory:
         reward=reward,
         outcome=_outcome(tag, json.loads(outcome)),
         report=_report(json.loads(report)),
+        call_rewards=MappingProxyType(_read_call_rewards(rows)),
     )
+
+
+def _call_rewards(trajectory: Trajectory, trace: Trace) -> list[float] | None:
+    if not trajectory.call_rewards:
+        return None
+    return [trajectory.call_rewards[call_id] for call_id in trace.call_ids]
+
+
+def _read_call_rewards(rows: list[tuple[Any, ...]]) -> dict[CallId, float]:
+    return {
+        call_id: reward
+        for *_, rewards, trace in rows
+        if rewards.is_valid
+        for call_id, reward in zip(trace.call_ids, rewards.as_py(), strict=True)
+    }
 
 
 def _outcome_tag(outcome: Outcome) -> str:

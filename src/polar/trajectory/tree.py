@@ -51,6 +51,22 @@ class TokenTree:
         for call in sorted(calls, key=_order_key):
             self.add(call)
 
+    @classmethod
+    def merged(cls, trees: Iterable[TokenTree]) -> TokenTree:
+        """Merge trees of one session, or of a task's sessions: their prompt is then stored once.
+
+        A call that is in several trees is in the result once, so merging twice changes nothing.
+
+        Raises:
+            FidelityError: Two trees have different calls of one id.
+        """
+        calls: dict[CallId, Call] = {}
+        for call in (call for tree in trees for call in tree.calls):
+            known = calls.setdefault(call.id, call)
+            if not _same(known, call):
+                raise FidelityError("two calls have one id", where=f"call {call.id}")
+        return cls(calls.values())
+
     def __len__(self) -> int:
         """Count the segments, the root included."""
         return len(self._parents)
@@ -211,6 +227,17 @@ class TokenTree:
 
 def _order_key(call: Call) -> _OrderKey:
     return (call.session_id, call.attempt, call.index, call.id)
+
+
+def _same(a: Call, b: Call) -> bool:
+    return a is b or (
+        _order_key(a) == _order_key(b)
+        and a.parent_id == b.parent_id
+        and np.array_equal(a.prompt_ids, b.prompt_ids)
+        and np.array_equal(a.sampled_ids, b.sampled_ids)
+        and np.array_equal(a.logprobs, b.logprobs)
+        and np.array_equal(a.weight_versions, b.weight_versions)
+    )
 
 
 def _common_prefix(a: IntArray, b: IntArray) -> int:

@@ -2,18 +2,19 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trajectory_strategies import make_call, sessions
+from trajectory_strategies import make_call, sessions, tokens
 
 from polar.errors import FidelityError
-from polar.trajectory import BuildPolicy, build, check
+from polar.trajectory import BuildPolicy, TokenTree, build, check
 
-BUILDERS = ("prefix_merging", "per_request")
+BUILDERS = ("prefix_merging", "per_request", "canonical")
 
 policies = st.builds(
     BuildPolicy,
     kinds=st.frozensets(st.sampled_from(["main", "subagent", "auxiliary", "foreign"])),
     drop_abandoned=st.booleans(),
     max_trace_tokens=st.none() | st.integers(1, 12),
+    end_of_turn_id=st.none() | st.integers(0, 3),
 )
 
 
@@ -76,6 +77,24 @@ def test_a_linear_session_is_one_trace():
     assert trace.loss_mask.tolist() == [False, False, True, True, False, True]
     assert trace.weight_versions.tolist() == [-1, -1, 0, 0, -1, 1]
     assert trace.call_ids == ("c0", "c1")
+
+
+@given(st.lists(st.tuples(tokens, tokens), min_size=1, max_size=6), st.sampled_from(BUILDERS))
+def test_a_session_that_only_appends_is_the_line_that_its_tree_is(turns, builder):
+    """Every builder but `per_request` gives back the one line that the tree of it is."""
+    calls, seen = [], [9]
+    for index, (appended, sampled) in enumerate(turns):
+        seen = [*seen, *appended, 8]
+        calls.append(make_call(index, seen, [*sampled, 7], parent=index - 1 if index else None))
+        seen = [*seen, *sampled, 7]
+    tree = TokenTree(calls)
+    built = build(tree.calls, builder=builder)
+    assert built.traces[-1].token_ids.tolist() == seen
+    assert tree.size == len(seen)
+    if builder != "per_request":
+        (trace,) = built.traces
+        assert trace.call_ids == tuple(call.id for call in calls)
+        assert built.report.trace_tokens == len(seen)
 
 
 def test_a_retry_and_what_follows_it_are_both_kept():

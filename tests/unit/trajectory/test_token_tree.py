@@ -101,3 +101,26 @@ def test_a_linear_session_costs_its_final_length():
 def test_a_call_that_appears_twice_is_an_error():
     with pytest.raises(FidelityError, match="twice"):
         TokenTree([make_call(0, [1], [2]), make_call(0, [1], [2])])
+
+
+@given(sessions(), st.integers(0, 7))
+def test_merging_trees_is_idempotent_and_gives_the_tree_of_all_calls(calls, cut):
+    whole = TokenTree(calls)
+    parts = [TokenTree(calls[:cut]), TokenTree(calls[cut:])]
+    assert layout(TokenTree.merged(parts)) == layout(whole)
+    assert layout(TokenTree.merged([*parts[::-1], whole])) == layout(whole)
+    assert layout(TokenTree.merged([whole])) == layout(TokenTree.merged([whole, whole]))
+
+
+def test_the_prompt_of_a_task_is_stored_once_for_all_its_sessions():
+    prompt = list(range(100))
+    trees = [TokenTree([make_call(k, prompt, [200 + k], session_id=f"s{k}")]) for k in range(8)]
+    group = TokenTree.merged(trees)
+    assert sum(tree.size for tree in trees) == 8 * 101
+    assert group.size == 108
+
+
+def test_two_calls_of_one_id_are_not_merged():
+    trees = [TokenTree([make_call(0, [1], [2])]), TokenTree([make_call(0, [1], [3])])]
+    with pytest.raises(FidelityError, match=r"two calls have one id.*c0"):
+        TokenTree.merged(trees)

@@ -1,4 +1,5 @@
 import dataclasses
+from pathlib import Path
 from types import MappingProxyType
 
 import pyarrow as pa
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from trajectory_strategies import make_call, sessions
 
 from polar.errors import FidelityError
-from polar.trajectory import SCHEMA, build, credit, from_table, reward_of, to_table
+from polar.trajectory import SCHEMA, SCHEMA_VERSION, build, credit, from_table, to_table
 from polar.types import Cancelled, Completed, Failed, Grade, Session, TimedOut, Trajectory
 
 floats = st.floats(allow_nan=False, allow_infinity=False)
@@ -30,7 +31,9 @@ outcomes = st.one_of(
 @st.composite
 def trajectories(draw):
     number = draw(st.integers(0, 10**6))
-    built = build(draw(sessions()))
+    builder = draw(st.sampled_from(["prefix_merging", "canonical"]))
+    built = build(draw(sessions()), builder=builder)
+    by_call = draw(st.booleans())
     return Trajectory(
         session_id=f"s{number}",
         task_id=draw(st.text(max_size=5)),
@@ -39,6 +42,9 @@ def trajectories(draw):
         reward=draw(floats),
         outcome=draw(outcomes),
         report=built.report,
+        call_rewards={
+            call_id: draw(floats) for trace in built.traces if by_call for call_id in trace.call_ids
+        },
     )
 
 
@@ -49,10 +55,12 @@ def plain(trajectory):
             [(a.dtype, a.tolist()) for a in (t.token_ids, t.loss_mask, t.weight_versions)],
             (t.logprobs.dtype, t.logprobs.tobytes()),
             t.call_ids,
+            t.divergences,
         )
         for t in trajectory.traces
     ]
-    return dataclasses.replace(trajectory, traces=()), traces
+    rewards = dict(trajectory.call_rewards)
+    return dataclasses.replace(trajectory, traces=(), call_rewards=rewards), traces
 
 
 @given(st.lists(trajectories(), max_size=4, unique_by=lambda t: t.session_id))
@@ -91,18 +99,30 @@ def test_a_table_of_another_version_is_refused():
         from_table(pa.table({"token_ids": []}))
 
 
-@pytest.mark.parametrize(
-    ("outcome", "reward"),
-    [
-        (Completed(Grade(0.5, False), 0), 0.5),
-        (TimedOut("running", Grade(1.0, True)), 1.0),
-        (TimedOut("running"), None),
-        (Failed("preparing", "no image"), None),
-        (Cancelled("asked"), None),
-    ],
-)
-def test_only_a_grade_is_a_reward(outcome, reward):
+def test_every_column_is_in_the_documentation():
+    page = Path(__file__).parents[3] / "docs" / "trajectories.md"
+    rows = [line.split("|") for line in page.read_text().splitlines() if line.startswith("| `")]
+    documented = [(name.strip(" `"), kind.strip(" `")) for _, name, kind, *_ in rows]
+    columns = [(field.name, str(field.type).replace("element: ", "")) for field in SCHEMA]
+    assert [row for row in documented if row in columns] == columns
+    assert f"version {SCHEMA_VERSION}" in page.read_text()
+
+
+def test_a_file_is_read_by_the_datasets_library(tmp_path):
+    """Runs where the library is installed: it is no dependency of Polar."""
+    datasets = pytest.importorskip("datasets")
     session = Session("s1", "t1", "g1", 0, "key")
-    trajectory = credit(session, build([make_call(0, [1], [2])]), outcome)
-    assert reward_of(outcome) == reward
-    assert (trajectory.reward if trajectory else None) == reward
+    outcome = Completed(Grade(1.0, True), exit_code=0)
+    built = build([make_call(0, [1, 2], [3]), make_call(1, [1], [4], kind="auxiliary")])
+    table = to_table([credit(session, built, outcome)], phase="train", step=4)
+    pq.write_table(table, tmp_path / "t.parquet")
+    rows = datasets.load_dataset(
+        "parquet",
+        data_files=str(tmp_path / "t.parquet"),
+        split="train",
+        cache_dir=str(tmp_path / "cache"),
+    )
+    assert rows.column_names == SCHEMA.names
+    assert rows[0]["token_ids"] == [1, 2, 3]
+    assert rows[0]["loss_mask"] == [False, False, True]
+    assert (rows[0]["reward"], rows[0]["step"], rows[0]["call_rewards"]) == (1.0, 4, None)
