@@ -11,7 +11,7 @@ from polar.rendering.base import IncrementalParser
 from polar.rendering.function_form import call_fields, tool_fields
 from polar.rendering.hermes import parse_call
 from polar.rendering.parsing import HermesParser
-from polar.rendering.tokenizer import Tokenizer, decode, fingerprint
+from polar.rendering.tokenizer import Tokenizer, decoder_of, fingerprint
 from polar.types import (
     Delta,
     Message,
@@ -41,6 +41,7 @@ class FamilyRenderer:
         from renderers import config_from_name, create_renderer
 
         self._tokenizer = tokenizer
+        self._decode = decoder_of(tokenizer)
         self._family = family
         self._renderer: Any = create_renderer(tokenizer, config_from_name(family))
         self._stops = tuple(self._renderer.get_stop_token_ids())
@@ -139,7 +140,7 @@ class FamilyRenderer:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of the ids, special tokens included."""
-        return decode(self._tokenizer, token_ids)
+        return self._decode(token_ids)
 
 
 class WholeReplyParser:

@@ -8,7 +8,7 @@ from polar.errors import BadRequest
 from polar.rendering.base import IncrementalParser
 from polar.rendering.parsing import HermesParser
 from polar.rendering.template import ChatTemplate
-from polar.rendering.tokenizer import Tokenizer, decode, encode, fingerprint
+from polar.rendering.tokenizer import Tokenizer, decoder_of, encode, fingerprint
 from polar.types import Message, ToolCall, ToolSpec
 
 __all__ = ["GenericRenderer"]
@@ -33,6 +33,7 @@ class GenericRenderer:
             ModelMissing: The tokenizer has no usable chat template.
         """
         self._tokenizer = tokenizer
+        self._decode = decoder_of(tokenizer)
         self._template = ChatTemplate(tokenizer)
         self._fingerprint = fingerprint(tokenizer)
         self._end_of_turn_id = self._find_end_of_turn()
@@ -114,7 +115,7 @@ class GenericRenderer:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of the ids, special tokens included."""
-        return decode(self._tokenizer, token_ids)
+        return self._decode(token_ids)
 
     def _after_turn(
         self, new_messages: Sequence[Message], tools: Sequence[ToolSpec], end: str

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import orjson
 
 from polar.errors import FidelityError
 from polar.rendering.base import Prepared, Renderer
@@ -286,8 +287,11 @@ def _tools_key(tools: Sequence[ToolSpec]) -> bytes:
 
 
 def _hash(value: object) -> bytes:
-    text = json.dumps(value, sort_keys=True, ensure_ascii=True)
-    return hashlib.blake2b(text.encode(), digest_size=16).digest()
+    try:
+        text = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+    except TypeError:  # half a surrogate pair, or an integer above 64 bits
+        text = json.dumps(value, sort_keys=True, ensure_ascii=True).encode()
+    return hashlib.blake2b(text, digest_size=16).digest()
 
 
 def _normal_json(text: str) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 from polar.errors import ModelMissing
 
-__all__ = ["Tokenizer", "decode", "encode", "fingerprint", "load_tokenizer"]
+__all__ = ["Tokenizer", "decode", "decoder_of", "encode", "fingerprint", "load_tokenizer"]
 
 
 class Tokenizer(Protocol):
@@ -76,6 +77,25 @@ def decode(tokenizer: Tokenizer, token_ids: Sequence[int]) -> str:
     return tokenizer.decode(
         list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
     )
+
+
+def decoder_of(tokenizer: Tokenizer) -> Callable[[Sequence[int]], str]:
+    """Choose how to decode: past the layers of transformers where they add nothing.
+
+    They cost three times the decoding itself, which is done for every sampled token.
+    """
+    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+    kind: Any = type(tokenizer)
+    own = (
+        not isinstance(tokenizer, PreTrainedTokenizerFast)
+        or kind.decode is not PreTrainedTokenizerBase.decode
+        or kind._decode is not PreTrainedTokenizerFast._decode
+    )
+    if own:
+        return partial(decode, tokenizer)
+    raw = cast(Any, tokenizer).backend_tokenizer.decode
+    return lambda token_ids: cast(str, raw(list(token_ids), skip_special_tokens=False))
 
 
 def fingerprint(tokenizer: Tokenizer) -> str:

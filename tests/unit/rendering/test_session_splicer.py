@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from polar.errors import FidelityError
 from polar.rendering import SessionSplicer
+from polar.rendering.splice import _digest, _tools_key
 from polar.rendering.tiny import tiny_renderer
 from polar.rendering.tokenizer import encode
 from polar.types import Call, CallId, Chat, Message, Sampling, SessionId, ToolCall, ToolSpec
@@ -315,3 +316,13 @@ def test_whatever_a_harness_does_a_named_parent_is_truly_extended(data):
         assert RENDERER.decode(call.prompt_ids).endswith("<|im_start|>assistant\n")
         assert isinstance(call.reply, Message)
         assert all(isinstance(c, ToolCall) for c in call.reply.tool_calls)
+
+
+def test_text_that_is_no_unicode_and_numbers_of_any_size_are_told_apart():
+    half, other_half = (Message("user", f"half a pair: {text}") for text in "\ud83d\ud83e")
+    assert _digest(half) != _digest(other_half)
+    large, larger = (
+        _tools_key([ToolSpec("bash", "Run.", {"type": "object", "maximum": number})])
+        for number in (2**80, 2**81)
+    )
+    assert large != larger
