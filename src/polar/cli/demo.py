@@ -12,6 +12,7 @@ from polar.cli.console import console
 from polar.cli.install import install_harness
 from polar.cli.train import new_run_dir, run_training
 from polar.config import RunConfig, parse_config
+from polar.tasks import Family
 
 __all__ = ["demo", "demo_config"]
 
@@ -32,8 +33,27 @@ _OVERRIDES: dict[str, list[str]] = {
 warm start, and an end to sessions that repeat themselves."""
 
 
+_TASK_OVERRIDES: dict[Family, list[str]] = {
+    "shell": [],
+    "trail": [
+        "tasks.heldout_count=64",
+        "loop.heldout_sessions=64",
+        "loop.warm_start.sessions=128",
+    ],
+}
+"""A trail is solved by four turns in place of two: a longer warm start, a shorter evaluation."""
+
+_TRAIL_TURNS: dict[str, list[str]] = {
+    "mini_swe_agent": ["harness.settings.step_limit=6"],
+    "pi": ["rollout.max_calls=7"],
+}
+
+
 def demo(  # noqa: PLR0913, PLR0917 - one parameter a flag
     harness: Annotated[str, typer.Option(help="mini_swe_agent or pi.")] = "mini_swe_agent",
+    tasks: Annotated[
+        Family, typer.Option(help="shell: one command a task; trail: three, one after the other.")
+    ] = "shell",
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
     steps: Annotated[int, typer.Option(help="Steps of reinforcement learning.")] = 20,
     minutes: Annotated[
@@ -60,10 +80,13 @@ def demo(  # noqa: PLR0913, PLR0917 - one parameter a flag
 
         polar demo --harness pi --seed 1
 
+        polar demo --tasks trail --minutes 40
+
         polar demo --engine vllm --engine-url http://127.0.0.1:8000
     """
     config = demo_config(
         harness=harness,
+        tasks=tasks,
         seed=seed,
         steps=steps,
         minutes=minutes,
@@ -81,6 +104,7 @@ def demo(  # noqa: PLR0913, PLR0917 - one parameter a flag
 def demo_config(  # noqa: PLR0913 - one parameter a flag
     *,
     harness: str,
+    tasks: Family,
     seed: int,
     steps: int,
     minutes: float,
@@ -99,7 +123,7 @@ def demo_config(  # noqa: PLR0913 - one parameter a flag
         "seed": seed,
         "engine": {"name": engine, "settings": {"urls": [engine_url]} if engine_url else {}},
         "harness": {"name": harness, "settings": dict(_HARNESS_SETTINGS.get(harness, {}))},
-        "tasks": {"family": "shell", "train_count": 512, "heldout_count": 96},
+        "tasks": {"family": tasks, "train_count": 512, "heldout_count": 96},
         "rollout": {"run_workers": 16, "max_tokens": 64},
         "train": {"lr": 3e-5, "dtype": "bfloat16", "train_embeddings": False, "seed": seed},
         "loop": {
@@ -116,5 +140,10 @@ def demo_config(  # noqa: PLR0913 - one parameter a flag
         data,
         RunConfig,
         where="the demo's flags",
-        overrides=[*_OVERRIDES.get(harness, []), *overrides],
+        overrides=[
+            *_OVERRIDES.get(harness, []),
+            *_TASK_OVERRIDES[tasks],
+            *(_TRAIL_TURNS.get(harness, []) if tasks == "trail" else []),
+            *overrides,
+        ],
     )

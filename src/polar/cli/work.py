@@ -48,8 +48,13 @@ def load_tasks(section: TasksSection, *, seed: int) -> tuple[tuple[Task, ...], t
     """Read or generate the tasks to train on and the held-out ones."""
     if section.family is not None:
         return (
-            generate(seed=seed, split="train", count=section.train_count),
-            generate(seed=section.heldout_seed, split="heldout", count=section.heldout_count),
+            generate(seed=seed, split="train", count=section.train_count, family=section.family),
+            generate(
+                seed=section.heldout_seed,
+                split="heldout",
+                count=section.heldout_count,
+                family=section.family,
+            ),
         )
     if section.train is None:
         raise ConfigError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from pydantic import (
     AfterValidator,
@@ -20,6 +20,7 @@ from polar.config.families import DEFAULT_NAMES, settings_model
 from polar.gateway.settings import GatewaySettings
 from polar.rollout.settings import RolloutSettings
 from polar.store.settings import JournalSettings
+from polar.tasks import Family
 from polar.tasks.problems import Refused
 from polar.train.loop_settings import LoopSettings
 from polar.train.settings import TrainSettings
@@ -90,8 +91,9 @@ class TasksSection(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    family: Literal["shell"] | None = None
-    """A generated family; absent: `train` names a file."""
+    family: Family | None = None
+    """A generated family: `shell` wants one command a task, `trail` three, each of which needs
+    what the one before it printed; absent: `train` names a file."""
     train: InputFile | None = None
     """Task file to train on."""
     heldout: InputFile | None = None

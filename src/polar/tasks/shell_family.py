@@ -1,4 +1,4 @@
-"""The demo's tasks: shell exercises of many kinds, drawn from a seed, with kinds held out."""
+"""Generated tasks: shell exercises of many kinds, drawn from a seed, with kinds held out."""
 
 from __future__ import annotations
 
@@ -8,18 +8,29 @@ from typing import Any, Literal
 
 from polar.tasks.shell_kinds import HELDOUT_KINDS, TRAIN_KINDS, Kind
 from polar.tasks.shell_scene import Dice, draw_scene
+from polar.tasks.trail_kinds import HELDOUT_TRAILS, TRAIN_TRAILS
 from polar.types import EvaluatorSpec, Limits, Task, TaskId
 
-__all__ = ["Split", "generate"]
+__all__ = ["Family", "Split", "generate"]
 
+Family = Literal["shell", "trail"]
+"""`shell`: one command solves a task; `trail`: three, each of which needs the last one's output."""
 Split = Literal["train", "heldout"]
 
-_KINDS: Mapping[Split, tuple[Kind, ...]] = {"train": TRAIN_KINDS, "heldout": HELDOUT_KINDS}
+_KINDS: Mapping[Family, Mapping[Split, tuple[Kind, ...]]] = {
+    "shell": {"train": TRAIN_KINDS, "heldout": HELDOUT_KINDS},
+    "trail": {"train": TRAIN_TRAILS, "heldout": HELDOUT_TRAILS},
+}
 _LIMITS = Limits(run_s=120.0, max_calls=8, cpu_s=60, memory_mb=2048, processes=64)
 
 
 def generate(
-    *, seed: int, split: Split, count: int, partial_weight: float = 0.0
+    *,
+    seed: int,
+    split: Split,
+    count: int,
+    partial_weight: float = 0.0,
+    family: Family = "shell",
 ) -> tuple[Task, ...]:
     """Draw tasks: each kind of the split comes once in every round, in an order of its own.
 
@@ -31,8 +42,9 @@ def generate(
         split: `train` and `heldout` share no kind.
         count: How many tasks.
         partial_weight: Reward for part of the work, see the `files` evaluator.
+        family: Which kinds to draw from.
     """
-    kinds = _KINDS[split]
+    kinds = _KINDS[family][split]
     tasks: list[Task] = []
     for start in range(0, count, len(kinds)):
         order = Dice(f"{seed}/{split}/{start}").some(kinds, len(kinds))
@@ -59,7 +71,7 @@ def _task(kind: Kind, seed: int, number: int, partial_weight: float) -> Task:
         evaluator=EvaluatorSpec("files", config),
         files=files,
         kind=kind.name,
-        expert=(kind.command.format(**words),),
+        expert=tuple(each.format(**words) for each in (*kind.before, kind.command)),
         limits=_LIMITS,
     )
 

@@ -31,6 +31,8 @@ class Kind:
     """Files that are there before."""
     checks: Callable[[Scene], Checks]
     """What must hold after, in the form of the `files` evaluator."""
+    before: tuple[str, ...] = ()
+    """Commands that find out what `command` needs to know; fields of `Scene` in braces."""
 
 
 def _text(lines: Iterable[str]) -> str:

@@ -1,5 +1,6 @@
 import asyncio
 import hashlib
+import itertools
 import subprocess
 from collections import Counter
 
@@ -11,6 +12,11 @@ from polar.tasks.shell_kinds import HELDOUT_KINDS, TRAIN_KINDS
 from polar.tasks.shell_scene import _NAMES, _WORDS
 
 SPLITS = ("train", "heldout")
+FAMILIES = ("shell", "trail")
+
+
+def shell(command, work_dir):
+    return subprocess.check_output(["sh", "-c", command], cwd=work_dir, text=True)
 
 
 class NoRuntime:
@@ -22,10 +28,13 @@ def grade(task, work_dir):
     return asyncio.run(from_spec(task.evaluator).grade(evaluation))
 
 
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("split", SPLITS)
-def test_the_expert_solves_every_task_and_an_untouched_folder_does_not(tmp_path, split, seed):
-    for task in generate(seed=seed, split=split, count=40):
+def test_the_expert_solves_every_task_and_an_untouched_folder_does_not(
+    tmp_path, split, seed, family
+):
+    for task in generate(seed=seed, split=split, count=40, family=family):
         work = tmp_path / task.id
         work.mkdir()
         lay_out(task.files, work)
@@ -95,12 +104,13 @@ def test_a_smaller_count_gives_the_beginning_of_a_larger_one(split):
     assert generate(seed=4, split=split, count=50)[:23] == generate(seed=4, split=split, count=23)
 
 
-def test_ids_are_unique_over_splits_and_seeds():
+def test_ids_are_unique_over_families_splits_and_seeds():
     drawn = [
         task.id
+        for family in FAMILIES
         for split in SPLITS
         for seed in range(4)
-        for task in generate(seed=seed, split=split, count=64)
+        for task in generate(seed=seed, split=split, count=64, family=family)
     ]
     assert len(drawn) == len(set(drawn))
 
@@ -118,6 +128,35 @@ def test_instructions_and_commands_are_short(split):
         assert len(task.expert[0]) <= 60
 
 
+@pytest.mark.parametrize("split", SPLITS)
+def test_a_trail_tells_neither_the_folder_nor_the_file_and_each_step_shows_the_next(
+    tmp_path, split
+):
+    for task in generate(seed=3, split=split, count=60, family="trail"):
+        (found,) = (path for path in task.files if "/" in path)
+        folder, _, name = found.partition("/")
+        assert name not in task.instruction
+        assert folder not in task.instruction.replace("words of", "").split()
+        work = tmp_path / task.id
+        work.mkdir()
+        lay_out(task.files, work)
+        read, look, solve = task.expert
+        assert shell(read, work) == f"{folder}\n"
+        assert look == f"ls {folder}"
+        assert shell(look, work) == f"{name}\n"
+        assert found in solve
+
+
+def test_no_held_out_trail_ends_in_a_command_for_training():
+    train, held_out = (
+        {task.kind for task in generate(seed=0, split=split, count=60, family="trail")}
+        for split in SPLITS
+    )
+    assert not train & held_out
+    assert len(train) >= 12
+    assert len(held_out) >= 10
+
+
 def test_no_word_is_part_of_another_so_that_grep_is_exact():
     assert not [(a, b) for a in _WORDS for b in _WORDS if a != b and a in b]
     assert len(set(_NAMES)) == len(_NAMES) >= 40
@@ -125,7 +164,13 @@ def test_no_word_is_part_of_another_so_that_grep_is_exact():
 
 def test_the_tasks_of_a_seed_are_the_same_for_ever(tmp_path):
     digests = {}
-    for split in SPLITS:
-        write_tasks(tmp_path / split, generate(seed=0, split=split, count=64))
-        digests[split] = hashlib.sha256((tmp_path / split).read_bytes()).hexdigest()[:16]
-    assert digests == {"train": "dccea829848b9ce3", "heldout": "a066c92ebcf4c0c1"}
+    for family, split in itertools.product(FAMILIES, SPLITS):
+        path = tmp_path / f"{family}-{split}"
+        write_tasks(path, generate(seed=0, split=split, count=64, family=family))
+        digests[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    assert digests == {
+        "shell-train": "dccea829848b9ce3",
+        "shell-heldout": "a066c92ebcf4c0c1",
+        "trail-train": "5bf90f1c3ffb19e3",
+        "trail-heldout": "b35c4250729d0bec",
+    }
