@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from vllm_server import MODEL_ENV, URL_ENV, needed
+from vllm_server import LONG_MODEL_ENV, LONG_URL_ENV, MODEL_ENV, URL_ENV, needed
 
 from polar.cli.harness_check import play
 from polar.cli.install import install_harness
@@ -22,24 +22,33 @@ TOO_LONG = ("gemini_cli", "opencode", "qwen_code")
 """Their first prompt alone is longer than the 8,192 tokens that the small model can hold."""
 
 
-async def played(name, tmp_path):
+SHORT = (URL_ENV, MODEL_ENV, 8192)
+LONG = (LONG_URL_ENV, LONG_MODEL_ENV, 32768)
+
+
+async def played(name, tmp_path, server):
+    url, folder, window = server
     declared = settings_model("harness", name)
-    given = {"cache": environment().cache, "context_window": 8192}
+    given = {"cache": environment().cache, "context_window": window}
     settings = declared(**{key: given[key] for key in given if key in declared.model_fields})
     harness = load(name)(settings)
     await asyncio.to_thread(install_harness, harness)
     runtime = default_runtime().runtime
-    engine = load_engine("vllm")(VllmSettings(urls=(needed(URL_ENV),)))
-    renderer = await asyncio.to_thread(load_renderer, needed(MODEL_ENV))
+    engine = load_engine("vllm")(VllmSettings(urls=(needed(url),)))
+    renderer = await asyncio.to_thread(load_renderer, needed(folder))
     try:
-        return await play(harness, runtime, tmp_path, model=(engine, renderer), max_tokens=64)
+        model = (engine, renderer)
+        return await play(harness, runtime, tmp_path, model=model, max_tokens=64, run_s=600.0)
     finally:
         await runtime.aclose()
 
 
-@pytest.mark.parametrize("name", FITTING)
-async def test_a_session_ends_and_every_sampled_token_is_on_record(name, tmp_path):
-    session = await played(name, tmp_path)
+@pytest.mark.parametrize(
+    ("name", "server"),
+    [*((name, SHORT) for name in FITTING), *((name, LONG) for name in TOO_LONG)],
+)
+async def test_a_session_ends_and_every_sampled_token_is_on_record(name, server, tmp_path):
+    session = await played(name, tmp_path, server)
 
     assert not session.result.timed_out, session.result
     assert session.calls, session.result
@@ -51,7 +60,7 @@ async def test_a_session_ends_and_every_sampled_token_is_on_record(name, tmp_pat
 
 @pytest.mark.parametrize("name", TOO_LONG)
 async def test_a_prompt_that_the_model_cannot_hold_is_an_error_and_no_call(name, tmp_path):
-    session = await played(name, tmp_path)
+    session = await played(name, tmp_path, SHORT)
 
     assert session.calls == ()
     assert session.result.exit_code != 0

@@ -68,6 +68,7 @@ async def play(
     *,
     model: tuple[Engine, Renderer] | None = None,
     max_tokens: int | None = None,
+    run_s: float = _RUN_S,
 ) -> PlayedSession:
     """Run a harness through gateway, sandbox and journal.
 
@@ -77,6 +78,7 @@ async def play(
         folder: An empty folder for the work, the journal and the tape.
         model: What samples, and its renderer; absent: a script of two commands and an end.
         max_tokens: Most sampled tokens of a call; absent: what the harness asks for.
+        run_s: After how many seconds the harness is killed.
 
     Raises:
         FidelityError: A token that was sampled is not on record exactly as it was.
@@ -100,7 +102,7 @@ async def play(
                         max_tokens=max_tokens, max_calls=_MAX_CALLS, kind_of=harness.kind_of
                     ),
                 )
-                result = await _run(harness, runtime, work, address.url, session.key)
+                result = await _run(harness, runtime, work, (address.url, session.key), run_s=run_s)
     finally:
         await engine.aclose()
     return await asyncio.to_thread(_read, folder, result)
@@ -152,12 +154,15 @@ async def _play_once(harness: Harness, folder: Path) -> PlayedSession:
         await runtime.aclose()
 
 
-async def _run(harness: Harness, runtime: Runtime, work: Path, url: str, key: str) -> ExecResult:
+async def _run(
+    harness: Harness, runtime: Runtime, work: Path, address: tuple[str, str], *, run_s: float
+) -> ExecResult:
+    url, key = address
     installation = await asyncio.to_thread(harness.find)
     async with runtime.start(SandboxSpec(work, _LIMITS, installation.read_only, url)) as sandbox:
         launch = harness.launch(LaunchRequest(_INSTRUCTION, "polar-check", key, sandbox.place))
         await sandbox.put_files(launch.files)
-        return await sandbox.run(launch.process, timeout_s=_RUN_S)
+        return await sandbox.run(launch.process, timeout_s=run_s)
 
 
 def _scripted(harness: Harness) -> tuple[Engine, Renderer]:
