@@ -18,6 +18,7 @@ import multiprocessing
 import resource
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from polar.train.attention import ATTENTION_NAME
 from polar.train.memory import reusing_memory
 from polar.train.policy import Policy
+from polar.train.recompute import Keep
 from polar.train.tree_batch import build_tree
 from polar.types import Trace
 
@@ -59,11 +61,11 @@ def separate_pass(model: PreTrainedModel, traces: list[Trace]) -> float:
     return loss_sum
 
 
-def tree_pass(model: PreTrainedModel, traces: list[Trace]) -> float:
-    logprobs, _ = Policy(model).logprobs(build_tree(traces))
-    loss = -logprobs.mean()
-    loss.backward()
-    return float(loss.detach())
+def tree_pass(model: PreTrainedModel, traces: list[Trace], keep: Keep, piece: int) -> float:
+    policy = Policy(model, keep=keep, piece_tokens=piece)
+    total = sum(int(t.loss_mask.sum()) for t in traces)
+    logprobs, _ = policy.learn(build_tree(traces), lambda _, values: -values.sum() / total)
+    return -float(logprobs.mean())
 
 
 @reusing_memory()
@@ -74,7 +76,11 @@ def measure(
     model = AutoModelForCausalLM.from_pretrained(options.model, dtype=getattr(torch, options.dtype))
     if way == "tree":
         model.set_attn_implementation(ATTENTION_NAME)
-    one_pass = tree_pass if way == "tree" else separate_pass
+    one_pass = (
+        partial(tree_pass, keep=options.keep, piece=options.piece)
+        if way == "tree"
+        else separate_pass
+    )
     traces = make_traces(options.model, *shape)
     walls, cpus = [], []
     for _ in range(options.repeat):
@@ -141,6 +147,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", help="a folder or hub id of a causal language model")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
+    parser.add_argument("--keep", default="products", choices=["everything", "products", "inputs"])
+    parser.add_argument("--piece", type=int, default=512)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--prompt", type=int, default=900)

@@ -8,74 +8,19 @@ log-sum-exp, hence memory is linear in the number of nodes, and no key or value 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from contextvars import ContextVar
-from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
-from transformers import AttentionInterface, PreTrainedModel
-from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers import AttentionInterface
 
 from polar.errors import TrainingError
 from polar.train.attention_blocks import Block, block_backward, block_forward
-from polar.train.layout import TreeLayout
+from polar.train.tree_context import TreeContext, current_tree
 
-__all__ = [
-    "ATTENTION_NAME",
-    "TreeContext",
-    "checkpoint_layers",
-    "tree_attention",
-    "tree_attention_forward",
-]
+__all__ = ["ATTENTION_NAME", "tree_attention_forward"]
 
 ATTENTION_NAME = "polar_tree"
-
-
-@dataclass(slots=True)
-class TreeContext:
-    """The tree that is being computed, and how many layers have asked for it."""
-
-    layout: TreeLayout
-    layers_seen: int = 0
-    blocks: dict[int | None, list[Block]] = field(default_factory=dict)
-
-    def blocks_for(self, window: int | None) -> list[Block]:
-        """Blocks of query and key rows that see each other under a sliding window."""
-        if window not in self.blocks:
-            self.blocks[window] = list(_blocks(self.layout, window))
-        return self.blocks[window]
-
-
-_current: ContextVar[TreeContext] = ContextVar("polar_tree_layout")
-
-
-@contextmanager
-def tree_attention(layout: TreeLayout) -> Iterator[TreeContext]:
-    """Make `layout` the tree of every `polar_tree` attention called inside."""
-    context = TreeContext(layout)
-    token = _current.set(context)
-    try:
-        yield context
-    finally:
-        _current.reset(token)
-
-
-def checkpoint_layers(model: PreTrainedModel, enabled: bool) -> None:
-    """Choose whether layers keep only their input and are computed again in the backward pass.
-
-    The backward pass runs after `tree_attention` was left, so the recomputation enters it again.
-    """
-    for layer in model.modules():
-        if isinstance(layer, GradientCheckpointingLayer):
-            layer.gradient_checkpointing = layer.training = enabled
-            layer._gradient_checkpointing_func = partial(
-                checkpoint, use_reentrant=False, context_fn=_recompute_contexts
-            )
 
 
 def tree_attention_forward(  # noqa: PLR0913, PLR0917 - the signature is transformers'
@@ -92,7 +37,7 @@ def tree_attention_forward(  # noqa: PLR0913, PLR0917 - the signature is transfo
     """Attend along the tree of the surrounding `tree_attention`.
 
     Args:
-        module: The attention layer; not used.
+        module: The attention layer.
         query: [1, heads, nodes, head_dim].
         key: [1, kv_heads, nodes, head_dim].
         value: [1, kv_heads, nodes, head_dim].
@@ -109,26 +54,21 @@ def tree_attention_forward(  # noqa: PLR0913, PLR0917 - the signature is transfo
         TrainingError: The model asks for what is not implemented here, or there is no tree.
     """
     _refuse(attention_mask, dropout, kwargs)
-    try:
-        context = _current.get()
-    except LookupError:
+    context = current_tree()
+    if context is None:
         raise TrainingError(
             "tree attention was called outside a tree batch",
             fix="Wrap the forward pass in `with tree_attention(layout):`.",
-        ) from None
+        )
     context.layers_seen += 1
     kv_heads, nodes, head_dim = key.shape[1:]
     scale = head_dim**-0.5 if scaling is None else scaling
     grouped = query[0].reshape(kv_heads, -1, nodes, head_dim)  # [kv_heads, group, nodes, head_dim]
+    keys, values = context.with_past(module, key[0], value[0])
     output: Tensor = _TreeAttention.apply(  # type: ignore[no-untyped-call]
-        grouped, key[0], value[0], context.blocks_for(sliding_window), scale
+        grouped, keys, values, context.blocks_for(sliding_window), scale, context
     )
     return output.permute(2, 0, 1, 3).reshape(1, nodes, -1, value.shape[-1]), None
-
-
-def _recompute_contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    """Contexts of a layer's forward pass and of its recomputation."""
-    return nullcontext(), tree_attention(_current.get().layout)
 
 
 def _refuse(attention_mask: Tensor | None, dropout: float, kwargs: dict[str, Any]) -> None:
@@ -144,19 +84,6 @@ def _refuse(attention_mask: Tensor | None, dropout: float, kwargs: dict[str, Any
         )
 
 
-def _blocks(layout: TreeLayout, window: int | None) -> Iterator[Block]:
-    """Blocks in an order where each row's own block comes before its ancestors' blocks."""
-    depths = torch.from_numpy(layout.depths)
-    for s in layout.segments:
-        yield Block.cut(
-            slice(s.start, s.stop), slice(s.start, s.stop), depths, window=window, own=True
-        )
-    for s in layout.segments:
-        if s.subtree_stop > s.stop:
-            rows = slice(s.stop, s.subtree_stop)
-            yield Block.cut(rows, slice(s.start, s.stop), depths, window=window, own=False)
-
-
 class _TreeAttention(torch.autograd.Function):
     """Sum of attention blocks; saves the merged output and log-sum-exp only.
 
@@ -165,30 +92,30 @@ class _TreeAttention(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, blocks: list[Block], scale: float
+    def forward(  # noqa: PLR0913, PLR0917 - autograd passes inputs by position
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        blocks: list[Block],
+        scale: float,
+        tree: TreeContext,
     ) -> Tensor:
-        given = (query, key, value)
-        query, key, value = (_widen(x) for x in given)
-        kv_heads, group, nodes, _ = query.shape
-        output = query.new_empty(nodes, kv_heads, group, value.shape[-1]).permute(1, 2, 0, 3)
-        lse = query.new_empty(kv_heads, group, nodes)
-        for block in blocks:
-            part, part_lse = block_forward(
-                query[:, :, block.rows], key[:, block.keys], value[:, block.keys], block, scale
-            )
-            if block.own:
-                output[:, :, block.rows], lse[:, :, block.rows] = part, part_lse
-            else:
-                _merge(output[:, :, block.rows], lse[:, :, block.rows], part, part_lse)
-        ctx.save_for_backward(*given, output, lse)
+        if tree.replay and tree.kept:
+            output, lse = tree.kept.pop(0)
+        else:
+            output, lse = _attend(_widen(query), _widen(key), _widen(value), blocks, scale)
+            output = output.to(query.dtype)
+            if tree.kept is not None:
+                tree.kept.append((output.detach(), lse))
+        ctx.save_for_backward(query, key, value, output, lse)
         ctx.blocks, ctx.scale = blocks, scale
-        return output.to(given[0].dtype)
+        return output
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         *given, output, lse = ctx.saved_tensors
-        query, key, value, grad_output = (_widen(x) for x in (*given, grad_output))
+        query, key, value, output, grad_output = (_widen(x) for x in (*given, output, grad_output))
         grad_query, grad_key, grad_value = (torch.zeros_like(x) for x in (query, key, value))
         for block in ctx.blocks:
             rows, keys = block.rows, block.keys
@@ -203,7 +130,28 @@ class _TreeAttention(torch.autograd.Function):
             grad_key[:, keys] += d_key
             grad_value[:, keys] += d_value
         grads = (grad_query, grad_key, grad_value)
-        return *(g.to(x.dtype) for g, x in zip(grads, given, strict=True)), None, None
+        return *(g.to(x.dtype) for g, x in zip(grads, given, strict=True)), None, None, None
+
+
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, blocks: list[Block], scale: float
+) -> tuple[Tensor, Tensor]:
+    """Compute all blocks: output [kv_heads, group, nodes, head_dim], log-sum-exp without the last.
+
+    The output lies in memory as the model's next projection reads it.
+    """
+    kv_heads, group, nodes, _ = query.shape
+    output = query.new_empty(nodes, kv_heads, group, value.shape[-1]).permute(1, 2, 0, 3)
+    lse = query.new_empty(kv_heads, group, nodes)
+    for block in blocks:
+        part, part_lse = block_forward(
+            query[:, :, block.rows], key[:, block.keys], value[:, block.keys], block, scale
+        )
+        if block.own:
+            output[:, :, block.rows], lse[:, :, block.rows] = part, part_lse
+        else:
+            _merge(output[:, :, block.rows], lse[:, :, block.rows], part, part_lse)
+    return output, lse
 
 
 def _merge(output: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:

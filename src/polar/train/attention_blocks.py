@@ -25,20 +25,27 @@ class Block:
 
     @classmethod
     def cut(
-        cls, rows: slice, keys: slice, depths: Tensor, *, window: int | None, own: bool
+        cls,
+        rows: slice,
+        keys: slice,
+        depths: tuple[Tensor, Tensor],
+        *,
+        window: int | None,
+        own: bool,
     ) -> Block:
         """Make a block, with a mask only where the window ends inside it.
 
         Args:
             rows: Query rows.
             keys: Key rows, all of them ancestors-or-self of all the query rows.
-            depths: int32 [nodes].
+            depths: int32 [rows] and [keys]; positions of both.
             window: A query sees this many positions, itself included; absent: all.
             own: Whether rows and keys are the same segment.
         """
-        distance = depths[rows][:, None] - depths[keys][None, :]
-        if window is None or int(distance.max()) < window:
+        below, above = depths
+        if window is None or int(below.max() - above.min()) < window:
             return cls(rows, keys, own)
+        distance = below[:, None] - above[None, :]
         hidden = distance >= window
         return cls(rows, keys, own, hidden | (distance < 0) if own else hidden)
 

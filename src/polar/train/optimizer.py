@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from polar.errors import TrainingError
 from polar.train.settings import TrainSettings
@@ -48,15 +47,8 @@ class Optimizer:
             return self._lr
         return self._lr * (self.steps + 1) / self._warmup_steps
 
-    def backward(self, loss: Tensor) -> None:
-        """Add the gradient of one batch's share of the loss.
-
-        Raises:
-            TrainingError: The loss is not finite.
-        """
-        if not torch.isfinite(loss):
-            raise TrainingError(f"the loss is {loss.item()}", fix="Lower the learning rate.")
-        torch.autograd.backward(loss)
+    def collect(self) -> None:
+        """Move what was added to the gradients of the computing weights to the masters'."""
         self._weights.collect_gradients()
 
     def update(self) -> float:

@@ -1,7 +1,8 @@
-"""The policy on tree batches: logprobs of the tokens that were sampled."""
+"""The policy on tree batches: logprobs of the tokens that were sampled, and their gradients."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -9,11 +10,18 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from polar.errors import TrainingError
-from polar.train.attention import checkpoint_layers, tree_attention
+from polar.train.depth_first import DepthFirst, LossOf
 from polar.train.head import sampled_logprobs
+from polar.train.pieces import cut_pieces
+from polar.train.recompute import Keep, checkpoint_layers
 from polar.train.tree_batch import TreeBatch
+from polar.train.tree_context import TreeContext, tree_attention
 
 __all__ = ["Policy"]
+
+
+def _nothing() -> None:
+    """Do nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +36,13 @@ class Policy:
     """Positions whose logits are in memory at once."""
     checkpoint_above: int | None = None
     """Trees with more nodes are computed with gradient checkpointing."""
+    keep: Keep = "products"
+    """What the layers of smaller trees keep for the backward pass."""
+    piece_tokens: int = 512
+    """About how many nodes of a tree `learn` computes at once."""
 
     def logprobs(self, batch: TreeBatch) -> tuple[Tensor, Tensor]:
-        """Compute the logprob of every sample of a batch, with gradient.
+        """Compute the logprob of every sample of a batch at once, with gradient.
 
         Returns:
             Logprobs float32 [samples], and entropies float32 [rows] without gradient.
@@ -38,29 +50,64 @@ class Policy:
         Raises:
             TrainingError: The model mixes tokens by other means than standard attention.
         """
+        return self._compute(batch, TreeContext(batch.layout), slice(None), slice(None))
+
+    def learn(
+        self, batch: TreeBatch, loss_of: LossOf, *, collect: Callable[[], None] = _nothing
+    ) -> tuple[Tensor, Tensor]:
+        """Add the gradient of a loss of the logprobs to the parameters.
+
+        Args:
+            batch: The tree; computed in pieces.
+            loss_of: The loss, trace by trace.
+            collect: Called whenever there are gradients to be moved elsewhere.
+
+        Returns:
+            Logprobs float32 [samples], and entropies float32 [rows], both without gradient.
+
+        Raises:
+            TrainingError: The model mixes tokens by other means than standard attention, or the
+                loss is not finite.
+        """
+        depth_first = DepthFirst(
+            batch,
+            compute=lambda tree, samples, rows: self._compute(batch, tree, samples, rows),
+            loss_of=loss_of,
+            collect=collect,
+            device=self.model.device,
+        )
+        return depth_first.run(cut_pieces(batch.layout, self.piece_tokens))
+
+    def _compute(
+        self, batch: TreeBatch, tree: TreeContext, samples: slice, rows: slice
+    ) -> tuple[Tensor, Tensor]:
         device = self.model.device
+        first_row = rows.start or 0
+        nodes = torch.from_numpy(batch.logit_nodes[rows] - tree.span[0]).to(device)
         return sampled_logprobs(
-            self._hidden(batch)[torch.from_numpy(batch.logit_nodes).to(device)],
+            self._hidden(batch, tree)[nodes],
             self.model.get_output_embeddings(),
-            rows=torch.from_numpy(batch.sample_rows).to(device),
-            tokens=torch.from_numpy(batch.sample_tokens).to(device),
+            rows=torch.from_numpy(batch.sample_rows[samples] - first_row).to(device),
+            tokens=torch.from_numpy(batch.sample_tokens[samples]).to(device),
             temperature=self.temperature,
             chunk=self.logits_per_chunk,
         )
 
-    def _hidden(self, batch: TreeBatch) -> Tensor:
-        """Last hidden state of every node: [nodes, hidden_size]."""
-        layers = self.model.config.get_text_config().num_hidden_layers
+    def _hidden(self, batch: TreeBatch, tree: TreeContext) -> Tensor:
+        """Last hidden state of every node that is computed: [nodes, hidden_size]."""
         limit = self.checkpoint_above
-        checkpoint_layers(self.model, limit is not None and batch.token_ids.size > limit)
-        with tree_attention(batch.layout) as tree:
+        large = limit is not None and batch.token_ids.size > limit
+        checkpoint_layers(self.model, "inputs" if large else self.keep)
+        start, stop = tree.span
+        tokens, positions = (
+            torch.from_numpy(x[start:stop]).long().to(self.model.device)[None]
+            for x in (batch.token_ids, batch.position_ids)
+        )
+        with tree_attention(tree):
             hidden: Tensor = self.model.base_model(
-                input_ids=torch.from_numpy(batch.token_ids).long().to(self.model.device)[None],
-                position_ids=torch.from_numpy(batch.position_ids)
-                .long()
-                .to(self.model.device)[None],
-                use_cache=False,
+                input_ids=tokens, position_ids=positions, use_cache=False
             ).last_hidden_state[0]
+        layers = self.model.config.get_text_config().num_hidden_layers
         if tree.layers_seen != layers:
             raise TrainingError(
                 f"{layers - tree.layers_seen} of {layers} layers do not use standard attention",

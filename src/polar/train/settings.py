@@ -78,6 +78,9 @@ class TrainSettings(BaseModel):
     max_tokens_per_batch: Annotated[int, Field(ge=1)] = 2048
     """Most unique tokens in one forward and backward pass. A longer trace makes a pass of its own,
     with gradient checkpointing."""
+    max_tokens_per_piece: Annotated[int, Field(ge=1)] = 512
+    """About how many unique tokens of a tree go through forward and backward at once. Memory holds
+    what the layers keep for one piece and for the path to it."""
     max_trace_tokens: Annotated[int, Field(ge=1)] = 16384
     """Longer traces are dropped and counted."""
     logits_per_chunk: Annotated[int, Field(ge=1)] = 256

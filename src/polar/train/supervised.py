@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
+from torch import Tensor
 
 from polar.train.optimizer import Optimizer
 from polar.train.policy import Policy
 from polar.train.settings import TrainSettings
-from polar.train.tree_batch import TreeBatch, plan_batches
+from polar.train.tree_batch import Indices, TreeBatch, plan_batches
 from polar.types import Trace, Trajectory
 
 __all__ = ["SupervisedPlan", "plan_supervised", "run_supervised"]
@@ -77,14 +79,19 @@ def run_supervised(
         for step in epoch:
             tokens = sum(batch.sample_rows.size for batch in step)
             for batch in step:
-                logprobs, _ = policy.logprobs(batch)
-                optimizer.backward(-logprobs.sum() / tokens)
-                total -= float(logprobs.detach().sum())
+                logprobs, _ = policy.learn(
+                    batch, partial(_share, tokens=tokens), collect=optimizer.collect
+                )
+                total -= float(logprobs.sum())
                 done += batch.token_ids.size
                 progress(done / work)
             optimizer.update()
         losses.append(total / sum(b.sample_rows.size for step in epoch for b in step))
     return tuple(losses)
+
+
+def _share(_: Indices, logprobs: Tensor, *, tokens: int) -> Tensor:
+    return -logprobs.sum() / tokens
 
 
 def _traces(trajectories: Iterable[Trajectory]) -> list[Trace]:

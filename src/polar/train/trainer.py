@@ -23,7 +23,7 @@ from polar.train.policy import Policy
 from polar.train.settings import TrainSettings
 from polar.train.supervised import plan_supervised, run_supervised
 from polar.train.tally import Tally
-from polar.train.tree_batch import TreeBatch, plan_batches
+from polar.train.tree_batch import Indices, TreeBatch, plan_batches
 from polar.train.weights import Weights
 from polar.types import FloatArray, Group, Trace, Trajectory
 
@@ -82,6 +82,7 @@ class Trainer:
             self._weights.working,
             temperature=settings.temperature,
             logits_per_chunk=settings.logits_per_chunk,
+            piece_tokens=settings.max_tokens_per_piece,
             checkpoint_above=0
             if settings.gradient_checkpointing
             else settings.max_tokens_per_batch,
@@ -265,32 +266,48 @@ class Trainer:
         with self._optimizer.all_or_nothing(steps=len(passes)):
             for minibatch in passes:
                 for batch in minibatch.batches:
-                    result = self._batch_loss(batch, minibatch, olds.get(id(batch)), tally)
-                    self._optimizer.backward(result.loss)
+                    self._learn_batch(batch, minibatch, olds.get(id(batch)), tally)
                     done += batch.token_ids.size
                     progress(done / work)
                 before_update()
                 tally.add_update(self._optimizer.update())
 
-    def _batch_loss(
+    def _learn_batch(
         self, batch: TreeBatch, minibatch: _Minibatch, old: Tensor | None, tally: Tally
+    ) -> None:
+        def loss_of(samples: Indices, logprobs: Tensor) -> Tensor:
+            return self._loss(batch, minibatch, old, samples, logprobs).loss
+
+        logprobs, entropies = self._policy.learn(batch, loss_of, collect=self._optimizer.collect)
+        everything = np.arange(batch.sample_rows.size)
+        result = self._loss(batch, minibatch, old, everything, logprobs)
+        tally.add_batch(batch, logprobs, entropies, result)
+
+    def _loss(
+        self,
+        batch: TreeBatch,
+        minibatch: _Minibatch,
+        old: Tensor | None,
+        samples: Indices,
+        logprobs: Tensor,
     ) -> PolicyLoss:
-        logprobs, entropies = self._policy.logprobs(batch)
-        engine = torch.from_numpy(batch.engine_logprobs).to(logprobs.device)
+        """Compute the share of some samples in the loss of the optimizer step."""
+        device, traces = logprobs.device, batch.sample_traces[samples]
+        engine = torch.from_numpy(batch.engine_logprobs[samples]).to(device)
         if not self.settings.recompute:
-            old = engine
+            before = engine
         elif old is None:
-            old = logprobs.detach()
-        result = policy_loss(
+            before = logprobs.detach()
+        else:
+            before = old[torch.from_numpy(samples).to(device)]
+        return policy_loss(
             logprobs,
-            old_logprobs=old,
+            old_logprobs=before,
             engine_logprobs=engine,
-            advantages=torch.from_numpy(minibatch.advantages[batch.sample_traces]).to(old.device),
-            weights=torch.from_numpy(minibatch.weights[batch.sample_traces]).to(old.device),
+            advantages=torch.from_numpy(minibatch.advantages[traces]).to(device),
+            weights=torch.from_numpy(minibatch.weights[traces]).to(device),
             settings=self.settings,
         )
-        tally.add_batch(batch, logprobs.detach(), entropies, result)
-        return result
 
     @torch.no_grad()
     def _old(self, batch: TreeBatch) -> Tensor:

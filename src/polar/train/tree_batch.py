@@ -13,7 +13,7 @@ from polar.errors import TrainingError
 from polar.train.layout import TreeLayout
 from polar.types import FloatArray, IntArray, Trace
 
-__all__ = ["TreeBatch", "build_tree", "plan_batches"]
+__all__ = ["Indices", "TreeBatch", "build_tree", "plan_batches"]
 
 Indices = NDArray[np.int64]
 

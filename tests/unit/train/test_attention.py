@@ -8,9 +8,10 @@ import torch
 from train_cases import branching_traces, make_model
 
 from polar.errors import TrainingError
-from polar.train.attention import tree_attention, tree_attention_forward
+from polar.train.attention import tree_attention_forward
 from polar.train.policy import Policy
 from polar.train.tree_batch import build_tree
+from polar.train.tree_context import tree_attention
 
 LAYOUT = build_tree(branching_traces()).layout
 

@@ -37,22 +37,42 @@ def separate_gradients(model, traces, temperature=1.0):
     return values.detach(), gradients_of(model, (values * coefficients(values.numel())).sum())
 
 
-def tree_gradients(model, traces, *, max_tokens=10_000, temperature=1.0, checkpoint_above=None):
-    """The same through trees, samples put back into the order of the traces."""
+def slots_of(batch, traces):
+    """The index of each sample among all trained tokens, in the order of the traces."""
     counts = [int(t.loss_mask.sum()) for t in traces]
     starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
-    share, values, loss = coefficients(sum(counts)), torch.empty(sum(counts)), 0.0
-    policy = Policy(model, temperature, logits_per_chunk=5, checkpoint_above=checkpoint_above)
+    rank = [
+        int(traces[i].loss_mask[:p].sum())
+        for i, p in zip(batch.sample_traces, batch.sample_positions, strict=True)
+    ]
+    return torch.from_numpy(starts[batch.sample_traces] + np.array(rank))
+
+
+def tree_gradients(model, traces, *, max_tokens=10_000, **policy):
+    """The same through trees, samples put back into the order of the traces."""
+    values = torch.empty(sum(int(t.loss_mask.sum()) for t in traces))
+    share, loss = coefficients(values.numel()), 0.0
+    policy = Policy(model, logits_per_chunk=5, **policy)
     for batch in plan_batches(traces, max_tokens=max_tokens, max_trace_tokens=1000)[0]:
         logprobs, _ = policy.logprobs(batch)
-        rank = [
-            int(traces[i].loss_mask[:p].sum())
-            for i, p in zip(batch.sample_traces, batch.sample_positions, strict=True)
-        ]
-        slot = torch.from_numpy(starts[batch.sample_traces] + np.array(rank))
+        slot = slots_of(batch, traces)
         values[slot] = logprobs.detach()
         loss = loss + (logprobs * share[slot]).sum()
     return values, gradients_of(model, loss)
+
+
+def learned_gradients(model, traces, *, max_tokens=10_000, **policy):
+    """The same, piece by piece."""
+    model.zero_grad()
+    values = torch.empty(sum(int(t.loss_mask.sum()) for t in traces))
+    share = coefficients(values.numel())
+    policy = Policy(model, logits_per_chunk=5, **policy)
+    for batch in plan_batches(traces, max_tokens=max_tokens, max_trace_tokens=1000)[0]:
+        slot = slots_of(batch, traces)
+        values[slot], _ = policy.learn(
+            batch, lambda samples, logprobs, slot=slot: (logprobs * share[slot[samples]]).sum()
+        )
+    return values, [p.grad.clone() for p in model.parameters() if p.requires_grad]
 
 
 def assert_same(actual, expected, tolerance=1e-4):
@@ -71,6 +91,19 @@ def test_a_tree_has_the_gradients_of_separate_sequences(family, max_tokens):
     expected = separate_gradients(model, traces, temperature=0.7)
     model.set_attn_implementation(ATTENTION_NAME)
     actual = tree_gradients(model, traces, max_tokens=max_tokens, temperature=0.7)
+    assert_same(actual, expected)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3"])
+@pytest.mark.parametrize("piece_tokens", [1, 8, 25, 1000])
+@pytest.mark.parametrize("keep", ["everything", "products", "inputs"])
+def test_a_tree_learned_in_pieces_has_the_gradients_of_separate_sequences(
+    family, piece_tokens, keep
+):
+    model, traces = make_model(family), branching_traces()
+    expected = separate_gradients(model, traces, temperature=0.7)
+    model.set_attn_implementation(ATTENTION_NAME)
+    actual = learned_gradients(model, traces, piece_tokens=piece_tokens, keep=keep, temperature=0.7)
     assert_same(actual, expected)
 
 

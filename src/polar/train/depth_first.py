@@ -1,0 +1,124 @@
+"""Forward and backward through a tree piece by piece, holding only the path to the last piece.
+
+A piece is computed forward after those that its rows descend from, and backward as soon as all that
+descends from it is done: what its keys and values mean to its descendants has then been added up.
+So a group of sessions needs the memory of its longest session and one piece, whatever its size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polar.errors import TrainingError
+from polar.train.pieces import Piece
+from polar.train.tree_batch import Indices, TreeBatch
+from polar.train.tree_context import TreeContext
+
+__all__ = ["DepthFirst", "LossOf"]
+
+LossOf = Callable[[Indices, Tensor], Tensor]
+"""The share of the loss of some whole traces, from the indices of their samples in the batch and
+the logprobs of these; shares add up to the loss."""
+
+Compute = Callable[[TreeContext, slice, slice], tuple[Tensor, Tensor]]
+"""Logprobs and entropies of a piece, given the slices of samples and of rows it predicts."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """A piece between its forward and its backward pass."""
+
+    tree: TreeContext
+    until: int
+    logprobs: Tensor
+    samples: slice
+
+
+class DepthFirst:
+    """One pass over a batch.
+
+    Args:
+        batch: The tree.
+        compute: The forward pass of a piece.
+        loss_of: The loss.
+        collect: Called after each piece's backward pass.
+        device: Where the model is.
+    """
+
+    def __init__(
+        self,
+        batch: TreeBatch,
+        *,
+        compute: Compute,
+        loss_of: LossOf,
+        collect: Callable[[], None],
+        device: torch.device,
+    ) -> None:
+        self._batch = batch
+        self._compute, self._loss_of, self._collect = compute, loss_of, collect
+        self._open: list[_Open] = []
+        self._logprobs, self._gradient = torch.zeros(
+            2, batch.sample_rows.size, dtype=torch.float32, device=device
+        )
+        self._entropies = torch.zeros(batch.logit_nodes.size, device=device)
+        nodes = batch.logit_nodes[batch.sample_rows]
+        last = np.zeros(int(batch.sample_traces.max(initial=-1)) + 1, np.int64)
+        np.maximum.at(last, batch.sample_traces, nodes)
+        self._sample_nodes = nodes
+        self._last_nodes = last[batch.sample_traces]  # when a sample's whole trace is known
+
+    def run(self, pieces: Sequence[Piece]) -> tuple[Tensor, Tensor]:
+        """Add the gradient of the loss to the parameters.
+
+        Returns:
+            Logprobs float32 [samples] and entropies float32 [rows], without gradient.
+
+        Raises:
+            TrainingError: The loss is not finite.
+        """
+        for piece in pieces:
+            self._finish(piece.start)
+            self._forward(piece)
+            self._weigh(piece)
+        self._finish(self._batch.token_ids.size)
+        return self._logprobs, self._entropies
+
+    def _forward(self, piece: Piece) -> None:
+        edges = (piece.start, piece.stop)
+        samples = slice(*np.searchsorted(self._sample_nodes, edges).tolist())
+        rows = slice(*np.searchsorted(self._batch.logit_nodes, edges).tolist())
+        tree = TreeContext(self._batch.layout, piece, past=[o.tree for o in self._open])
+        logprobs, entropies = self._compute(tree, samples, rows)
+        self._logprobs[samples] = logprobs.detach()
+        self._entropies[rows] = entropies
+        self._open.append(_Open(tree, piece.until, logprobs, samples))
+
+    def _weigh(self, piece: Piece) -> None:
+        """Take the loss of the traces of which this piece has the last sample."""
+        last = self._last_nodes
+        samples = np.flatnonzero((piece.start <= last) & (last < piece.stop))
+        if not samples.size:
+            return
+        index = torch.from_numpy(samples).to(self._logprobs.device)
+        values = self._logprobs[index].requires_grad_()
+        loss = self._loss_of(samples, values)
+        if not torch.isfinite(loss):
+            raise TrainingError(f"the loss is {loss.item()}", fix="Lower the learning rate.")
+        (self._gradient[index],) = torch.autograd.grad(loss, values)
+
+    def _finish(self, row: int) -> None:
+        """Go back through the last pieces, as far as nothing from `row` on descends from them."""
+        while self._open and self._open[-1].until <= row:
+            last = self._open.pop()
+            roots = [(last.logprobs, self._gradient[last.samples])]
+            for shared in last.tree.shared.values():
+                roots += shared.gradients()
+            roots = [(root, grad) for root, grad in roots if root.requires_grad and root.numel()]
+            if roots:
+                torch.autograd.backward([r for r, _ in roots], [g for _, g in roots])
+                self._collect()
