@@ -2,10 +2,11 @@ import dataclasses
 from pathlib import Path
 from types import MappingProxyType
 
+import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from trajectory_strategies import make_call, sessions
 
@@ -108,21 +109,26 @@ def test_every_column_is_in_the_documentation():
     assert f"version {SCHEMA_VERSION}" in page.read_text()
 
 
-def test_a_file_is_read_by_the_datasets_library(tmp_path):
-    """Runs where the library is installed: it is no dependency of Polar."""
-    datasets = pytest.importorskip("datasets")
-    session = Session("s1", "t1", "g1", 0, "key")
-    outcome = Completed(Grade(1.0, True), exit_code=0)
-    built = build([make_call(0, [1, 2], [3]), make_call(1, [1], [4], kind="auxiliary")])
-    table = to_table([credit(session, built, outcome)], phase="train", step=4)
-    pq.write_table(table, tmp_path / "t.parquet")
+@given(st.lists(trajectories(), max_size=4, unique_by=lambda t: t.session_id))
+def test_trajectories_come_back_from_a_parquet_file_as_they_were(written):
+    file = pa.BufferOutputStream()
+    pq.write_table(to_table(written, phase="train", step=3), file)
+    table = pq.read_table(pa.BufferReader(file.getvalue()))
+    assert table.schema.equals(SCHEMA, check_metadata=True)
+    assert [plain(t) for t in from_table(table)] == [plain(t) for t in written]
+
+
+@settings(max_examples=10)
+@given(st.lists(trajectories(), min_size=1, max_size=4, unique_by=lambda t: t.session_id))
+def test_the_datasets_library_reads_every_row_and_value_of_a_file(tmp_path_factory, written):
+    folder = tmp_path_factory.mktemp("datasets")
+    table = to_table(written, phase="train", step=4)
+    pq.write_table(table, folder / "t.parquet")
     rows = datasets.load_dataset(
         "parquet",
-        data_files=str(tmp_path / "t.parquet"),
+        data_files=str(folder / "t.parquet"),
         split="train",
-        cache_dir=str(tmp_path / "cache"),
+        cache_dir=str(folder / "cache"),
     )
     assert rows.column_names == SCHEMA.names
-    assert rows[0]["token_ids"] == [1, 2, 3]
-    assert rows[0]["loss_mask"] == [False, False, True]
-    assert (rows[0]["reward"], rows[0]["step"], rows[0]["call_rewards"]) == (1.0, 4, None)
+    assert rows.to_list() == table.to_pylist()
