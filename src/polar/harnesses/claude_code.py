@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from polar.harnesses.base import Launch, LaunchRequest
 from polar.harnesses.expert import tool_turns
 from polar.harnesses.npm import NpmHarness, NpmProgram
+from polar.harnesses.openings import asks_after_a_reply
 from polar.harnesses.settings import ClaudeCodeSettings
 from polar.runtimes.base import ProcessSpec
 from polar.types import CallKind, Chat, Message
@@ -25,6 +26,7 @@ _QUIET = {
     # It refuses to work without asking as root unless it is told that it is confined.
     "IS_SANDBOX": "1",
 }
+_AGENT = "Agent"
 _COMPACTION = "CRITICAL: Respond with TEXT ONLY"
 
 
@@ -53,7 +55,7 @@ class ClaudeCode(NpmHarness[ClaudeCodeSettings]):
         argv = (
             *(*self._start(), "--print", "--model", request.model),
             *("--dangerously-skip-permissions", "--output-format", "json"),
-            *(("--tools", ",".join(settings.tools)) if settings.tools else ()),
+            *(("--tools", ",".join(self._tools())) if settings.tools else ()),
             *(("--bare",) if settings.bare else ()),
             *settings.extra_args,
         )
@@ -67,6 +69,10 @@ class ClaudeCode(NpmHarness[ClaudeCodeSettings]):
         }
         return Launch(ProcessSpec(argv, env, stdin=request.instruction))
 
+    def _tools(self) -> tuple[str, ...]:
+        tools = self._settings.tools
+        return (*tools, _AGENT) if self._settings.subagents and _AGENT not in tools else tools
+
     def expert_turns(self, commands: Sequence[str]) -> tuple[Message, ...]:
         """Call the Bash tool for each command, and say at last that it is done."""
         return tool_turns("Bash", commands, lambda command: {"command": command})
@@ -75,8 +81,8 @@ class ClaudeCode(NpmHarness[ClaudeCodeSettings]):
         """Tell main calls, sub-agents, side calls, compactions and foreign calls apart."""
         if "x-claude-code-session-id" not in headers:
             return "foreign"
+        if asks_after_a_reply(chat, _COMPACTION):
+            return "compaction"  # a sub-agent's too: what it samples is no step of its work
         if "x-claude-code-agent-id" in headers:
             return "subagent"
-        if chat.messages and _COMPACTION in chat.messages[-1].content:
-            return "compaction"
         return "main" if chat.tools else "auxiliary"

@@ -18,14 +18,14 @@ VERSION = "0.171.0"
 
 _CONFIG = ".codex/config.toml"
 _KEY = "POLAR_SESSION_KEY"
-_COMPACTION = "CONTEXT CHECKPOINT COMPACTION"
+_TURN_METADATA = "x-codex-turn-metadata"
 
 
 class Codex(NpmHarness[CodexSettings]):
     """Starts `codex exec`, told by its config file.
 
-    Sandboxing and approvals are off: the runtime is the sandbox. Multi-agent tools, plugins, apps
-    and web search are off too, so that nothing is looked up outside.
+    Sandboxing and approvals are off: the runtime is the sandbox. Plugins, apps and web search are
+    off too, so that nothing is looked up outside, and (unless they are asked for) sub-agents.
 
     Args:
         settings: How it behaves.
@@ -56,10 +56,8 @@ class Codex(NpmHarness[CodexSettings]):
         """Tell main calls, sub-agents, compactions, and the agent's own commands' calls apart."""
         if "session-id" not in headers:
             return "foreign"
-        if headers.get("x-openai-subagent") == "compact":
-            return "compaction"
-        if chat.messages and _COMPACTION in chat.messages[-1].content:
-            return "compaction"
+        if _request_kind(headers) == "compaction":
+            return "compaction"  # a sub-agent's too: what it samples is no step of its work
         return "subagent" if "x-openai-subagent" in headers else "main"
 
     def _config(self, request: LaunchRequest) -> str:
@@ -78,8 +76,10 @@ enabled = false
 [features]
 plugins = false
 apps = false
-multi_agent = false
 goals = false
+
+[agents]
+enabled = {json.dumps(settings.subagents)}
 
 [model_providers.polar]
 name = "polar"
@@ -89,3 +89,13 @@ wire_api = "responses"
 request_max_retries = {settings.retries}
 stream_max_retries = {settings.retries}
 """
+
+
+def _request_kind(headers: Mapping[str, str]) -> str | None:
+    """Read what a request says that it is for."""
+    try:
+        told = json.loads(headers.get(_TURN_METADATA, "{}"))
+    except ValueError:
+        return None
+    kind = told.get("request_kind") if isinstance(told, dict) else None
+    return kind if isinstance(kind, str) else None

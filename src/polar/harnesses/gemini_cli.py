@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from polar.harnesses.base import Launch, LaunchRequest
 from polar.harnesses.expert import tool_turns
 from polar.harnesses.npm import NodeHarness, NpmProgram
+from polar.harnesses.openings import system_prompt
 from polar.harnesses.settings import GeminiCliSettings
 from polar.runtimes.base import ProcessSpec
 from polar.types import CallKind, Chat, Message
@@ -17,6 +18,9 @@ __all__ = ["VERSION", "GeminiCli"]
 VERSION = "0.61.0"
 
 _SETTINGS = ".gemini/settings.json"
+_COMPACTION = "You are a specialized system component responsible for distilling chat history"
+_SUBAGENT_END = "complete_task"
+"""The tool by which a sub-agent ends; only sub-agents have it."""
 
 
 class GeminiCli(NodeHarness[GeminiCliSettings]):
@@ -53,7 +57,11 @@ class GeminiCli(NodeHarness[GeminiCliSettings]):
         return tool_turns("run_shell_command", commands, lambda command: {"command": command})
 
     def kind_of(self, chat: Chat, headers: Mapping[str, str]) -> CallKind:
-        """Tell main calls, side calls (no tools) and foreign calls apart."""
+        """Tell main calls, sub-agents, compactions, side calls and foreign calls apart."""
         if not headers.get("user-agent", "").startswith("GeminiCLI"):
             return "foreign"
+        if system_prompt(chat).startswith(_COMPACTION):
+            return "compaction"
+        if any(tool.name == _SUBAGENT_END for tool in chat.tools):
+            return "subagent"
         return "main" if chat.tools else "auxiliary"

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from polar.harnesses.base import Launch, LaunchRequest
 from polar.harnesses.expert import tool_turns
 from polar.harnesses.npm import NpmHarness, NpmProgram
+from polar.harnesses.openings import system_prompt
 from polar.harnesses.settings import OpenCodeSettings
 from polar.runtimes.base import ProcessSpec
 from polar.types import CallKind, Chat, Message
@@ -17,7 +18,7 @@ __all__ = ["VERSION", "OpenCode"]
 VERSION = "1.18.33"
 
 _TITLE = "You are a title generator"
-_COMPACTION = "context summarization agent"
+_COMPACTION = "You are a context summarization agent"
 
 
 class OpenCode(NpmHarness[OpenCodeSettings]):
@@ -56,13 +57,15 @@ class OpenCode(NpmHarness[OpenCodeSettings]):
         )
 
     def kind_of(self, chat: Chat, headers: Mapping[str, str]) -> CallKind:
-        """Tell main calls, titles, compactions and foreign calls apart."""
+        """Tell main calls, sub-agents, titles, compactions and foreign calls apart."""
         if "x-session-affinity" not in headers:
             return "foreign"
-        first = chat.messages[0].content if chat.messages else ""
-        if _COMPACTION in first:
+        prompt = system_prompt(chat)
+        if prompt.startswith(_COMPACTION):
             return "compaction"
-        return "auxiliary" if first.startswith(_TITLE) else "main"
+        if prompt.startswith(_TITLE):
+            return "auxiliary"
+        return "subagent" if "x-parent-session-id" in headers else "main"
 
     def _config(self, request: LaunchRequest) -> dict[str, object]:
         settings = self._settings

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from polar.harnesses.base import Launch, LaunchRequest
 from polar.harnesses.expert import tool_turns
 from polar.harnesses.npm import NodeHarness, NpmProgram
+from polar.harnesses.openings import system_prompt
 from polar.harnesses.settings import PiSettings
 from polar.runtimes.base import ProcessSpec
 from polar.types import CallKind, Chat, Message
@@ -64,8 +65,7 @@ class Pi(NodeHarness[PiSettings]):
         """Tell main calls, compactions, and calls of the agent's own commands apart."""
         if "x-stainless-lang" not in {name.lower() for name in headers}:
             return "foreign"
-        first = chat.messages[0].content if chat.messages else ""
-        return "compaction" if first.startswith(_SUMMARY_PROMPT) else "main"
+        return "compaction" if system_prompt(chat).startswith(_SUMMARY_PROMPT) else "main"
 
     def _models(self, request: LaunchRequest) -> dict[str, object]:
         settings = self._settings

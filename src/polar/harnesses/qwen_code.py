@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from polar.harnesses.base import Launch, LaunchRequest
 from polar.harnesses.expert import tool_turns
 from polar.harnesses.npm import NodeHarness, NpmProgram
+from polar.harnesses.openings import asks_after_a_reply, system_prompt
 from polar.harnesses.settings import QwenCodeSettings
 from polar.runtimes.base import ProcessSpec
 from polar.types import CallKind, Chat, Message
@@ -17,7 +18,11 @@ __all__ = ["VERSION", "QwenCode"]
 VERSION = "0.24.4"
 
 _SETTINGS = ".qwen/settings.json"
-_MEMORY = "managed memory extraction subagent"
+_MEMORY = "You are now acting as the managed memory extraction subagent"
+_SUBAGENT = """
+Important Rules:
+ - You operate in non-interactive mode: do not ask the user questions;"""
+"""What it writes after the prompt of every kind of sub-agent."""
 _COMPACTION = "You are the component that summarizes a conversation"
 
 
@@ -37,10 +42,7 @@ class QwenCode(NodeHarness[QwenCodeSettings]):
         """Say how to start one session. The instruction goes in by stdin: it may begin with `-`."""
         settings = self._settings
         argv = (
-            *(
-                *self._start(),
-                "--yolo",
-            ),
+            *(*self._start(), "--yolo"),
             *("--auth-type", "openai", "--model", request.model),
             *(("--bare",) if settings.bare else ()),
             *settings.extra_args,
@@ -62,15 +64,15 @@ class QwenCode(NodeHarness[QwenCodeSettings]):
         )
 
     def kind_of(self, chat: Chat, headers: Mapping[str, str]) -> CallKind:
-        """Tell main calls, the memory sub-agent, compactions, side and foreign calls apart."""
+        """Tell main calls, sub-agents, memories, compactions, side and foreign calls apart."""
         if "x-stainless-lang" not in headers:
             return "foreign"
-        first = chat.messages[0].content if chat.messages else ""
-        if first.startswith(_COMPACTION):
+        if asks_after_a_reply(chat, _COMPACTION):
             return "compaction"
-        if _MEMORY in first:
+        prompt = system_prompt(chat)
+        if prompt.startswith(_MEMORY) or not chat.tools:
             return "auxiliary"
-        return "main" if chat.tools else "auxiliary"
+        return "subagent" if _SUBAGENT in prompt else "main"
 
     def _own_settings(self) -> dict[str, object]:
         return {

@@ -102,6 +102,8 @@ class PiSettings(NodeProgramSettings):
 class CodexSettings(ProgramSettings):
     """Settings of the `codex` harness."""
 
+    subagents: bool = False
+    """Whether it offers the tools that start sub-agents: calls of kind subagent."""
     retries: int = Field(default=4, ge=0)
     """How often it repeats a model call that fails or breaks off."""
 
@@ -111,6 +113,8 @@ class ClaudeCodeSettings(ProgramSettings):
 
     tools: tuple[str, ...] = ("Bash", "Edit", "Read", "Write")
     """Tools that it offers to the model; empty: all that it has."""
+    subagents: bool = False
+    """Whether `Agent` is among its tools, which starts sub-agents: calls of kind subagent."""
     bare: bool = False
     """Whether its system prompt is left out but for a line."""
     max_tokens: int = Field(default=4096, ge=1)

@@ -1,0 +1,113 @@
+"""Sessions of real harnesses in which a script of ours is the model."""
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from harness_support import CACHE, install
+
+from polar.cli.harness_check import PlayedSession, play
+from polar.config.families import settings_model
+from polar.engines.scripted import ScriptedEngine
+from polar.harnesses import load
+from polar.harnesses.base import Harness
+from polar.rendering.tiny import tiny_renderer
+from polar.runtimes import default_runtime
+from polar.trajectory import build
+from polar.types import Call, CallId, CallKind, Message, ToolCall
+
+ROOMY = 2_000_000
+"""Tokens of context that no session of these tests fills."""
+TASK = "Create a file hello.txt that contains the word hello."
+"""What the main agent's task says, and nobody else's."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What the script is asked: a prompt, and where in its conversation it stands."""
+
+    prompt: str
+    replies: int
+    """Assistant turns before this one."""
+
+    @property
+    def last(self) -> str:
+        """The message that is to be answered."""
+        return self.prompt.removesuffix("<|im_start|>assistant\n").rpartition("<|im_start|>")[2]
+
+    def offers(self, tool: str) -> bool:
+        """Tell whether the model is offered a tool."""
+        return f'"name": "{tool}"' in self.prompt
+
+
+Script = Callable[[Turn], Message]
+
+
+def made(name: str, **settings: Any) -> Harness:
+    return load(name)(settings_model("harness", name)(cache=CACHE, **settings))
+
+
+def say(text: str) -> Message:
+    return Message("assistant", text)
+
+
+def use(tool: str, /, **arguments: Any) -> Message:
+    return Message("assistant", "", tool_calls=(ToolCall("scripted", tool, json.dumps(arguments)),))
+
+
+def run(harness: Harness, command: str) -> Message:
+    return harness.expert_turns((command,))[0]
+
+
+async def played(
+    harness: Harness, folder: Path, script: Script, *, max_context: int = ROOMY
+) -> PlayedSession:
+    """Install the harness if need be and play one session of it in the sandbox."""
+    renderer = await asyncio.to_thread(tiny_renderer)
+
+    def reply(prompt_ids: Sequence[int]) -> Sequence[int]:
+        prompt = renderer.decode(prompt_ids)
+        turn = Turn(prompt, prompt.count("<|im_start|>assistant\n") - 1)
+        return renderer.reply_ids(script(turn))
+
+    await asyncio.to_thread(install, harness)
+    engine = ScriptedEngine(reply, max_context=max_context)
+    runtime = default_runtime().runtime
+    try:
+        return await play(harness, runtime, folder, model=(engine, renderer))
+    finally:
+        await runtime.aclose()
+
+
+@dataclass
+class Account:
+    """The calls of a session by kind, with what became of their tokens."""
+
+    calls: tuple[Call, ...]
+    by_kind: dict[CallKind, list[Call]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for call in self.calls:
+            self.by_kind.setdefault(call.kind, []).append(call)
+        self.dropped = dict(build(self.calls).report.dropped)
+        self.traces = build(self.calls).traces
+
+    def kinds(self) -> list[CallKind]:
+        return [call.kind for call in self.calls]
+
+    def sampled(self, kind: CallKind) -> int:
+        return sum(len(call.sampled_ids) for call in self.by_kind.get(kind, ()))
+
+    def forks(self) -> dict[CallId, str]:
+        return {call.id: call.fork_reason for call in self.calls if call.fork_reason is not None}
+
+    def is_chain(self, kind: CallKind) -> bool:
+        """Tell whether the calls of a kind begin afresh once and then extend one another."""
+        first, *rest = calls = self.by_kind[kind]
+        return first.parent_id is None and all(
+            call.parent_id == earlier.id and call.fork_reason is None
+            for earlier, call in zip(calls, rest, strict=False)
+        )
