@@ -18,6 +18,9 @@ __all__ = ["VERSION", "GeminiCli"]
 VERSION = "0.61.0"
 
 _SETTINGS = ".gemini/settings.json"
+_HALF_FULL_AT = 2 * 1_048_576
+"""It believes every model to hold 1,048,576 tokens and can only be told at which share of them to
+summarise; its own share is a half."""
 _COMPACTION = "You are a specialized system component responsible for distilling chat history"
 _SUBAGENT_END = "complete_task"
 """The tool by which a sub-agent ends; only sub-agents have it."""
@@ -39,15 +42,17 @@ class GeminiCli(NodeHarness[GeminiCliSettings]):
 
     def launch(self, request: LaunchRequest) -> Launch:
         """Say how to start one session. The instruction goes in by stdin: it may begin with `-`."""
+        settings = self._settings
         argv = (
             *(*self._start(), "--yolo", "--skip-trust", "--model", request.model),
-            *self._settings.extra_args,
+            *settings.extra_args,
         )
         env = {"GOOGLE_GEMINI_BASE_URL": request.base_url, "GEMINI_API_KEY": request.key}
         own = {
             "security": {"auth": {"selectedType": "gemini-api-key"}},
             "privacy": {"usageStatisticsEnabled": False},
             "general": {"enableAutoUpdate": False},
+            "model": {"compressionThreshold": min(1, settings.context_window / _HALF_FULL_AT)},
         }
         files = {_SETTINGS: json.dumps(own)}
         return Launch(ProcessSpec(argv, env, stdin=request.instruction), files)

@@ -67,9 +67,9 @@ class QwenCode(NodeHarness[QwenCodeSettings]):
         """Tell main calls, sub-agents, memories, compactions, side and foreign calls apart."""
         if "x-stainless-lang" not in headers:
             return "foreign"
-        if asks_after_a_reply(chat, _COMPACTION):
-            return "compaction"
         prompt = system_prompt(chat)
+        if prompt.startswith(_COMPACTION) or asks_after_a_reply(chat, _COMPACTION):
+            return "compaction"
         if prompt.startswith(_MEMORY) or not chat.tools:
             return "auxiliary"
         return "subagent" if _SUBAGENT in prompt else "main"

@@ -26,6 +26,7 @@ COMPACTING = {
     "gemini_cli": "You are a specialized system component responsible for distilling chat history",
     "opencode": "You are a context summarization agent. You are given a conversation",
     "pi": "You are a context summarization assistant. Your task is to read",
+    "qwen_code": "You are the component that summarizes a conversation when its context window",
 }
 """Preset -> the system prompt under which it has the history summarised."""
 ASIDE = {
