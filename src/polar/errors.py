@@ -8,6 +8,9 @@ PolarError                what went wrong, where, and what to do about it
 │   └── ModelMissing      a model name or path leads to no usable model
 ├── EngineError           the inference engine failed or cannot be used        exit code 4
 │   ├── EngineRefused     the engine lacks token ids or logprobs: not for training
+│   ├── ServerLost        an engine's server does not answer or broke off; another may do the work
+│   ├── ServerFailed      an engine's server answers that it failed; another may do the work
+│   ├── StaleWeights      an engine's server samples from other weights than it should
 │   └── ContextOverflow   prompt and max_tokens do not fit the context window
 ├── RuntimeFailed         a sandbox could not be started or run                exit code 5
 ├── JournalError          the journal could not be written or read (full disk) exit code 6
@@ -39,8 +42,11 @@ __all__ = [
     "PolarError",
     "RequestTooLarge",
     "RuntimeFailed",
+    "ServerFailed",
+    "ServerLost",
     "SetupError",
     "StaleAttempt",
+    "StaleWeights",
     "TaskFileError",
     "TrainingError",
     "Unauthorized",
@@ -106,6 +112,18 @@ class EngineError(PolarError):
 
 class EngineRefused(EngineError):
     """The engine lacks token ids or logprobs, so it cannot serve for training."""
+
+
+class ServerLost(EngineError):
+    """A server of an engine does not answer, or broke off; another may do the work."""
+
+
+class ServerFailed(EngineError):
+    """A server of an engine answers that it failed; another may do the work."""
+
+
+class StaleWeights(EngineError):
+    """A server of an engine samples from other weights than it should."""
 
 
 class ContextOverflow(EngineError):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from polar import engines, harnesses, models, runtimes
+from polar.cli.engine_log import engine_log
 from polar.cli.run_folder import RunFolder
 from polar.config import RunConfig
 from polar.engines.base import Engine
@@ -136,6 +137,7 @@ async def compose(
     async with AsyncExitStack() as stack:
         engine, trainer = await asyncio.to_thread(_engine_and_trainer, config, model_dir, training)
         folder = RunFolder(run_dir)
+        stack.enter_context(engine_log(folder.engine_log))
         taped = TapedEngine(engine, folder.tape)
         stack.push_async_callback(taped.aclose)
         journal = await stack.enter_async_context(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,6 +13,7 @@ from rich.text import Text
 
 from polar.cli.console import console
 from polar.cli.findings import Finding, check_machine
+from polar.cli.run_folder import RunFolder
 from polar.config import RunConfig, environment, load_config
 from polar.errors import SetupError
 
@@ -22,7 +24,8 @@ _MARKS = {"ok": "✓", "warn": "!", "fail": "✗"}
 
 def doctor(
     engine_url: Annotated[
-        str | None, typer.Option(help="Address of an engine's server to probe as well.")
+        list[str] | None,
+        typer.Option(help="Address of an engine's server to probe as well; again for each more."),
     ] = None,
     engine: Annotated[str, typer.Option(help="What serves at --engine-url.")] = "vllm",
     harness: Annotated[
@@ -32,6 +35,10 @@ def doctor(
     model: Annotated[
         str, typer.Option(help="Model whose tokenizer must agree with the engine's.")
     ] = "smollm2-135m",
+    run_dir: Annotated[
+        Path | None,
+        typer.Option("--run", help="Run folder to read what happened to the engine's servers in."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check this machine: versions, memory, disk, sandbox, Node, harnesses, models, and an engine.
@@ -43,11 +50,17 @@ def doctor(
 
         polar doctor --engine-url http://127.0.0.1:8000 --model Qwen/Qwen3-0.6B
 
+        polar doctor --engine-url http://gpu1:8000 --engine-url http://gpu2:8000
+
+        polar doctor --run runs/20260101-120000
+
         polar doctor --harness codex
 
         polar doctor --json
     """
-    findings = list(_shown(_findings(engine_url, engine, model, harness), quiet=as_json))
+    findings = list(
+        _shown(_findings(engine_url or [], engine, model, harness, run_dir), quiet=as_json)
+    )
     if as_json:
         typer.echo(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))
     if any(finding.state == "fail" for finding in findings):
@@ -55,14 +68,18 @@ def doctor(
 
 
 def _findings(
-    engine_url: str | None, engine: str, model: str, harness: str | None
+    engine_urls: list[str], engine: str, model: str, harness: str | None, run_dir: Path | None
 ) -> Iterator[Finding]:
     cache = environment().cache
     yield from check_machine(cache)
-    if engine_url is not None:
+    if engine_urls:
         from polar.cli.engine_check import check_engine
 
-        yield from check_engine(engine, engine_url, model=model, cache=cache)
+        yield from check_engine(engine, engine_urls, model=model, cache=cache)
+    if run_dir is not None:
+        from polar.cli.engine_log import check_engine_log
+
+        yield from check_engine_log(RunFolder(run_dir).engine_log)
     if harness is not None:
         from polar.cli.harness_check import check_harness
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import httpx
 
 from polar import engines, models
 from polar.cli.findings import Finding
-from polar.config.families import settings_model
+from polar.config.families import own_names, settings_model
 from polar.engines.base import Capabilities
-from polar.errors import ConfigError, PolarError
+from polar.errors import ConfigError, EngineError, PolarError
 from polar.rendering.tokenizer import encode, load_tokenizer
 
 __all__ = ["check_engine"]
@@ -22,37 +23,54 @@ _PROBE_TEXT = "<|im_start|>user\nNaïve café: 12345 + 6 = `x`?\n\tdef f(): pass
 """Words, digits, white space, other scripts and what may be a special token."""
 
 
-def check_engine(name: str, url: str, *, model: str, cache: Path) -> Iterator[Finding]:
-    """Sample a token from an engine, and tokenize a text with it and with the model's tokenizer.
+def check_engine(name: str, urls: Sequence[str], *, model: str, cache: Path) -> Iterator[Finding]:
+    """Sample a token from each server, and tokenize a text with it and with the model's tokenizer.
 
     Args:
         name: A name of the engines family.
-        url: Address of its server.
+        urls: Addresses of its servers.
         model: Model whose tokenizer must agree with the engine's.
         cache: Polar's folder of converted models.
     """
-    subject = f"engine {name}"
+    reached: dict[str, Capabilities] = {}
+    for url in urls:
+        subject = f"engine {name}" if len(urls) == 1 else f"{name} at {url}"
+        started_at = time.monotonic()
+        found = _probed(name, url)
+        if isinstance(found, PolarError):
+            yield Finding(subject, "fail", found.finding, found.fix)
+            continue
+        reached[url] = found
+        took_s = time.monotonic() - started_at
+        weights = f", weights '{found.weights}'" if found.weights else ""
+        told = f"{found.detail or found.model}, {found.max_context} tokens{weights}"
+        yield Finding(subject, "ok", f"{told}, probed in {took_s:.1f} s")
+        yield from _abilities(subject, found)
+        yield _tokenizer(url, found.model, model, cache)
+    if len(urls) > 1:
+        yield _agreement(list(reached.values()), missing=len(urls) - len(reached))
+
+
+def _probed(name: str, url: str) -> Capabilities | PolarError:
     try:
-        found = asyncio.run(_probe(name, url))
+        return asyncio.run(_probe(name, url))
     except TimeoutError:
-        fix = "See whether the server is still loading, or busy."
-        yield Finding(subject, "fail", f"{url} did not sample a token in {_TIMEOUT_S:.0f} s", fix)
-        return
+        return EngineError(
+            f"{url} did not sample a token in {_TIMEOUT_S:.0f} s",
+            fix="See whether the server is still loading, or busy.",
+        )
     except PolarError as error:
-        yield Finding(subject, "fail", error.finding, error.fix)
-        return
-    yield Finding(subject, "ok", f"{found.detail or found.model}, {found.max_context} tokens")
-    yield from _abilities(subject, found)
-    yield _tokenizer(url, found.model, model, cache)
+        return error
 
 
 async def _probe(name: str, url: str) -> Capabilities:
     declared = settings_model("engine", name)
     if "urls" not in declared.model_fields:
+        served = [each for each in own_names("engine") if _has_address(each)]
         raise ConfigError(
             f"the engine {name} has no address",
             where="--engine",
-            fix="Name one with a server: vllm.",
+            fix=f"Name one with a server: {', '.join(served)}.",
         )
     engine = engines.load(name)(declared.model_validate({"urls": (url,)}))
     try:
@@ -60,6 +78,24 @@ async def _probe(name: str, url: str) -> Capabilities:
             return await engine.probe()
     finally:
         await engine.aclose()
+
+
+def _has_address(name: str) -> bool:
+    return "urls" in settings_model("engine", name).model_fields
+
+
+def _agreement(found: Sequence[Capabilities], *, missing: int) -> Finding:
+    """Compare the servers of one engine."""
+    subject = "servers agree"
+    kinds = {(each.model, each.max_context, each.weights) for each in found}
+    if len(kinds) > 1:
+        told = "; ".join(f"{m}, {c} tokens, weights '{w}'" for m, c, w in sorted(kinds))
+        fix = "Start them all anew, with the same model and flags."
+        return Finding(subject, "fail", f"they differ: {told}", fix)
+    if missing:
+        fix = "Start the others, or leave them out: a run begins only when all answer."
+        return Finding(subject, "fail", f"{len(found)} of {len(found) + missing} answer", fix)
+    return Finding(subject, "ok", f"{len(found)} servers, same model, window and weights")
 
 
 def _abilities(subject: str, found: Capabilities) -> Iterator[Finding]:

@@ -33,8 +33,12 @@ def rollout(  # noqa: PLR0913, PLR0917 - one parameter a flag
         str | None, typer.Option(help="A known name, a folder, or a hub id; default smollm2-135m.")
     ] = None,
     engine_url: Annotated[
-        str | None, typer.Option(help="A vLLM server; absent: the embedded engine.")
+        list[str] | None,
+        typer.Option(
+            help="Address of an engine's server, again for each more; absent: the embedded engine."
+        ),
     ] = None,
+    engine: Annotated[str, typer.Option(help="What serves at --engine-url.")] = "vllm",
     config: Annotated[Path | None, typer.Option(help="A config for everything else.")] = None,
     run_dir: Annotated[Path | None, typer.Option(help="Where to write; default runs/TIME.")] = None,
     override: Annotated[
@@ -57,8 +61,8 @@ def rollout(  # noqa: PLR0913, PLR0917 - one parameter a flag
         for key, value in (("harness.name", harness), ("model", model))
         if value is not None
     ]
-    if engine_url is not None:
-        flags += ["engine.name=vllm", f"engine.settings.urls=[{engine_url}]"]
+    if engine_url:
+        flags += [f"engine.name={engine}", f"engine.settings.urls=[{', '.join(engine_url)}]"]
     settings = load_config(config, [*flags, *(override or [])], RunConfig)
     folder = run_dir or new_run_dir()
     install_harness(harnesses.load(settings.harness.name)(settings.harness.settings))

@@ -45,6 +45,11 @@ class RunFolder:
         """The same of the scripted expert, where there was a warm start."""
         return self.path / "expert.tape"
 
+    @property
+    def engine_log(self) -> Path:
+        """What happened to the engine's servers; absent where nothing did."""
+        return self.path / "engine.log"
+
     def tables(self) -> tuple[Path, ...]:
         """List the Parquet files of trajectories."""
         return tuple(sorted((self.path / "trajectories").glob("*.parquet")))

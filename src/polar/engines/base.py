@@ -52,6 +52,8 @@ class Capabilities:
     """One line for people: engine, version, dtype."""
     other_models: tuple[str, ...] = ()
     """Models with the same tokenizer that a request can name in place of the trained one."""
+    weights: str = ""
+    """What the engine calls its present weights; empty: it has no name for them."""
 
 
 class Engine(Protocol):

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-__all__ = ["EmbeddedSettings", "VllmSettings"]
+__all__ = ["EmbeddedSettings", "ServerSettings", "VllmSettings"]
 
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0.0)]
@@ -32,13 +32,13 @@ class EmbeddedSettings(BaseModel):
     """Threads of a matrix product; absent: what the process uses."""
 
 
-class VllmSettings(BaseModel):
-    """A vLLM server, or several that serve the same model."""
+class ServerSettings(BaseModel):
+    """A server, or several that serve the same model."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    urls: tuple[str, ...] = ("http://127.0.0.1:8000",)
-    """Addresses of the servers; a session stays at one of them."""
+    urls: Annotated[tuple[str, ...], Field(min_length=1)]
+    """Addresses of the servers; a session stays at one of them while it serves."""
     model: str | None = None
     """Name the model is served under; absent: the first that the server lists."""
     api_key: str | None = None
@@ -49,3 +49,25 @@ class VllmSettings(BaseModel):
     """Longest silence of a running request."""
     update_timeout_s: Seconds = 600.0
     """Longest wait for a pause or a weight update."""
+    check_interval_s: Seconds = 5.0
+    """Time between two checks of a server's health."""
+    check_timeout_s: Seconds = 10.0
+    """Longest wait for the answer to a check."""
+    probe_timeout_s: Seconds = 120.0
+    """Longest wait for the tokens that a server must sample before it serves (again)."""
+    failed_checks: Count = 3
+    """Checks in a row after which a server that does not answer is given up and its running calls
+    go to another."""
+    backoff_s: Seconds = 30.0
+    """Longest time between two tries to reach a lost server; they begin at a tenth of a second."""
+    lost_timeout_s: Seconds = 60.0
+    """How long a call waits for a server to come back when none serves."""
+    tries: Count = 4
+    """How often a call is tried without a new token before it fails."""
+
+
+class VllmSettings(ServerSettings):
+    """A vLLM server, or several that serve the same model."""
+
+    urls: Annotated[tuple[str, ...], Field(min_length=1)] = ("http://127.0.0.1:8000",)
+    """Addresses of the servers; a session stays at one of them while it serves."""

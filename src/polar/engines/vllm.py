@@ -10,32 +10,33 @@ distribution that is sampled from; the development mode serves pausing and weigh
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 
 import httpx
 
 from polar.engines.base import Capabilities, Chunk, SampleRequest
+from polar.engines.servers import Connection, ReplicatedEngine, ServerKind
 from polar.engines.settings import VllmSettings
-from polar.engines.vllm_http import open_client, raise_for_status, unreachable
 from polar.engines.vllm_probe import Found, probe_server
 from polar.engines.vllm_wire import Event, Span, generate_body, read_event, spread, weight_label
-from polar.errors import ContextOverflow, EngineError, EngineRefused, ModelMissing
+from polar.errors import ContextOverflow, EngineError, EngineRefused, ServerLost, StaleWeights
 from polar.types import Sampling
 
-__all__ = ["VllmEngine"]
+__all__ = ["VllmEngine", "VllmServer"]
+
+_KIND = ServerKind(
+    name="vLLM",
+    missing="Check that vLLM runs there, and engine.settings.model; pausing and weight updates "
+    "need vLLM to be started with VLLM_SERVER_DEV_MODE=1.",
+    forbidden="Start vLLM 0.32 or newer with --enable-scale-out.",
+)
 
 
-class VllmEngine:
+class VllmEngine(ReplicatedEngine):
     """Samples from vLLM servers that all serve the same model.
-
-    Requests of the same affinity go to the same server, for its prefix cache. Closing a stream
-    closes its connection, upon which vLLM aborts the request.
 
     Args:
         settings: Addresses, and all else.
@@ -49,15 +50,34 @@ class VllmEngine:
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self.settings = settings or VllmSettings()
-        self._clients = [
-            open_client(address, self.settings, transport) for address in self.settings.urls
-        ]
-        self._turns = count()
+        servers = [VllmServer(url, self.settings, transport) for url in self.settings.urls]
+        super().__init__(servers, self.settings)
+
+
+class VllmServer:
+    """Samples from one vLLM server. Closing a stream closes its connection: vLLM then aborts it.
+
+    Args:
+        address: Of the server.
+        settings: All else.
+        transport: What carries the requests; absent: the network.
+    """
+
+    def __init__(
+        self, address: str, settings: VllmSettings, transport: httpx.AsyncBaseTransport | None
+    ) -> None:
+        self.address = address
+        self._settings = settings
+        self._connection = Connection(address, settings, _KIND, transport)
         self._found: Found | None = None
-        self._version = 0
         self._labels: dict[str, int] = {}
-        self._streams: set[httpx.Response] = set()
-        self._closed = False
+        self._version: int | None = 0
+        self._loads: list[int] = []
+
+    @property
+    def weight_version(self) -> int | None:
+        """Version of the weights that the last probe or update found; None: unknown weights."""
+        return self._version
 
     async def sample(self, request: SampleRequest) -> AsyncIterator[Chunk]:
         """Stream a continuation of `prompt_ids`; closing the iterator cancels the generation.
@@ -68,22 +88,24 @@ class VllmEngine:
         Raises:
             ContextOverflow: The prompt leaves no room for one token.
             EngineRefused: The server's logprobs are not of the distribution to be sampled from.
+            StaleWeights: The server has lost the weights that it was given.
             EngineError: The server failed or cannot be reached.
         """
-        if self._closed:
-            raise EngineError("the engine was closed")
         found = self._found or await self._probe()
+        began_with = self._version
+        if began_with is None:
+            raise StaleWeights("the server has unknown weights", where=self.address)
         _check(request, found)
         body = generate_body(
             request, model=request.model or found.model, max_context=found.max_context
         )
-        began_with = self._version
-        given = 0
+        given, loads_before = 0, len(self._loads)
         held = Event((), (), None, ())
-        async with aclosing(self._events(self._client_for(request), body)) as events:
+        async with aclosing(self._events(body)) as events:
             async for event in events:
                 held = _join(held, event)
                 if event.finish_reason is not None:
+                    self._check_spans(held.spans, given, began_with, self._loads[loads_before:])
                     for chunk in self._by_version(held, given, began_with):
                         yield _certain(chunk, request.sampling)
                     return
@@ -92,14 +114,14 @@ class VllmEngine:
                     chunk = Chunk(held.token_ids, held.logprobs, began_with)
                     held = Event((), (), None, ())
                     yield _certain(chunk, request.sampling)
-        raise EngineError("the server's stream ended before the reply did", where=self._where())
+        raise ServerLost("the server's stream ended before the reply did", where=self.address)
 
     async def probe(self) -> Capabilities:
-        """Sample from every server, and compare logprobs of two temperatures.
+        """Sample, and compare logprobs of two temperatures.
 
         Raises:
             EngineRefused: Token ids or logprobs are missing.
-            EngineError: A server cannot be reached or used.
+            EngineError: The server cannot be reached or used.
         """
         found = await self._probe()
         limits = "" if found.processed else ", temperature 1 only (raw logprobs)"
@@ -110,11 +132,16 @@ class VllmEngine:
             logprobs=True,
             weight_updates=found.weight_updates,
             other_models=found.other_models,
-            detail=f"vLLM {found.server_version} at {self._where()}{limits}",
+            detail=f"vLLM {found.server_version} at {self.address}{limits}",
+            weights=found.label,
         )
 
+    async def check(self) -> None:
+        """Ask whether the server's engine runs."""
+        await self._connection.check("/health")
+
     async def pause(self) -> None:
-        """Freeze requests at a token boundary, on every server."""
+        """Freeze requests at a token boundary."""
         await self._tell("/pause?mode=keep")
 
     async def resume(self) -> None:
@@ -122,77 +149,70 @@ class VllmEngine:
         await self._tell("/resume")
 
     async def load_weights(self, version: int, path: Path | None) -> None:
-        """Let every server read weights from a folder that it can see, called while paused.
+        """Let the server read weights from a folder, called while paused.
 
         Keys and values of running requests are computed again under the new weights.
 
         Raises:
-            ModelMissing: The folder holds no weights; vLLM itself would not survive that.
-            EngineError: No folder was given, or a server failed.
+            EngineError: The server failed.
         """
-        if path is None:
-            raise EngineError(
-                "a vLLM server cannot share the trainer's memory",
-                fix="Give it a folder of weights.",
-            )
-        if not await asyncio.to_thread(lambda: any(path.glob("*.safetensors"))):
-            raise ModelMissing("the folder holds no safetensors file", where=str(path))
         reload = {"method": "reload_weights", "kwargs": {"weights_path": str(path)}}
         await self._tell("/collective_rpc", reload)
         await self._tell("/update_weight_version", {"new_version": weight_label(version)})
         await self._tell("/reset_prefix_cache?reset_running_requests=true")
         self._labels[weight_label(version)] = version
+        self._loads.append(version)
         self._version = version
+
+    async def drop_streams(self) -> None:
+        """Hang up on all running requests."""
+        await self._connection.drop_streams()
 
     async def aclose(self) -> None:
         """Close all connections; open streams end with `EngineError`."""
-        self._closed = True
-        for response in tuple(self._streams):
-            await response.aclose()
-        for client in self._clients:
-            await client.aclose()
+        await self._connection.aclose()
 
     async def _probe(self) -> Found:
-        """Probe every server; all must serve the same model."""
-        found = [await probe_server(client, self.settings.model) for client in self._clients]
-        if len({(each.model, each.max_context) for each in found}) > 1:
-            raise EngineError("the servers do not serve the same model", where=self._where())
-        self._labels.update({each.label: self._version for each in found})
-        self._found = found[0]
-        return found[0]
+        found = await probe_server(self._connection, self._settings.model)
+        if not self._labels:
+            self._labels[found.label] = 0
+        elif not found.label:
+            self._labels.pop("", None)  # nothing tells these weights from those of the start
+        self._found = found
+        self._version = self._labels.get(found.label)
+        return found
 
-    async def _events(
-        self, client: httpx.AsyncClient, body: Mapping[str, object]
-    ) -> AsyncGenerator[Event]:
+    async def _events(self, body: Mapping[str, object]) -> AsyncGenerator[Event]:
         """Post a request and read its events."""
-        try:
-            async with client.stream("POST", "/inference/v1/generate", json=body) as response:
-                self._streams.add(response)
-                try:
-                    await raise_for_status(response)
-                    async for line in response.aiter_lines():
-                        if (event := read_event(line)) is not None:
-                            yield event
-                finally:
-                    self._streams.discard(response)
-        except (httpx.HTTPError, httpx.StreamError) as error:
-            if self._closed:
-                raise EngineError("the engine was closed") from error
-            raise unreachable(client, error) from error
+        async with aclosing(self._connection.lines("/inference/v1/generate", body)) as lines:
+            async for line in lines:
+                if (event := read_event(line)) is not None:
+                    yield event
+
+    def _check_spans(
+        self, spans: Sequence[Span], given: int, began_with: int, loaded: Sequence[int]
+    ) -> None:
+        """See that only weights that Polar gave have sampled, and what was given only the first.
+
+        Raises:
+            StaleWeights: The server was started anew, or somebody else updated it.
+        """
+        late = {self._known(span) for span in spans}
+        early = {self._known(span) for span in spread(spans, 0, given)}
+        if not (late <= {began_with, *loaded} and early <= {began_with}):
+            raise StaleWeights(
+                "the server's weights changed behind the engine's back", where=self.address
+            )
 
     def _by_version(self, held: Event, given: int, began_with: int) -> list[Chunk]:
         """Cut the rest of a reply into chunks of one weight version each, by the server's spans."""
         total = given + len(held.token_ids)
-        if any(self._known(span) != began_with for span in spread(held.spans, 0, given)):
-            raise EngineError(
-                "the server's weights changed behind the engine's back", where=self._where()
-            )
         spans = list(spread(held.spans, given, total)) or [Span("", given, total)]
         return [
             Chunk(
                 token_ids=held.token_ids[span.start - given : span.end - given],
                 logprobs=held.logprobs[span.start - given : span.end - given],
-                weight_version=self._known(span) if span.label else self._version,
+                weight_version=self._known(span) if span.label else began_with,
                 finish_reason=held.finish_reason if span is spans[-1] else None,
             )
             for span in spans
@@ -202,31 +222,12 @@ class VllmEngine:
         try:
             return self._labels[span.label]
         except KeyError:
-            raise EngineError(
-                f"tokens were sampled by unknown weights '{span.label}'", where=self._where()
+            raise StaleWeights(
+                f"tokens were sampled by unknown weights '{span.label}'", where=self.address
             ) from None
 
-    def _client_for(self, request: SampleRequest) -> httpx.AsyncClient:
-        if request.affinity:
-            digest = hashlib.sha256(request.affinity.encode()).digest()
-            turn = int.from_bytes(digest[:8], "big")
-        else:
-            turn = next(self._turns)
-        return self._clients[turn % len(self._clients)]
-
     async def _tell(self, path: str, body: Mapping[str, object] | None = None) -> None:
-        """Post a command to every server."""
-        for client in self._clients:
-            try:
-                response = await client.post(
-                    path, json=body, timeout=self.settings.update_timeout_s
-                )
-            except httpx.HTTPError as error:
-                raise unreachable(client, error) from error
-            await raise_for_status(response)
-
-    def _where(self) -> str:
-        return ", ".join(str(client.base_url) for client in self._clients)
+        await self._connection.post(path, body, timeout_s=self._settings.update_timeout_s)
 
 
 def _join(held: Event, event: Event) -> Event:

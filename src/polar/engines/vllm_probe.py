@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
-
-from polar.engines.vllm_http import get_json, raise_for_status, unreachable
+from polar.engines.servers import Connection
 from polar.errors import EngineError, EngineRefused
 
 __all__ = ["Found", "probe_server"]
@@ -34,74 +32,77 @@ class Found:
     """What else is served over the same weights: LoRA adapters."""
 
 
-async def probe_server(client: httpx.AsyncClient, model: str | None) -> Found:
+async def probe_server(server: Connection, model: str | None) -> Found:
     """Probe a server.
 
     Args:
-        client: Of the server.
+        server: Its connection.
         model: Name the model is served under; absent: the first in the server's list.
 
     Raises:
         EngineRefused: Token ids or logprobs are missing.
         EngineError: It cannot be reached, or serves no such model.
     """
-    entry, others = await _served(client, model)
-    warm = await _sample(client, entry["id"], 1.0)
-    cool = await _sample(client, entry["id"], _COOL)
+    try:
+        return await _probed(server, model)
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise EngineError(
+            f"the server's answer is not of vLLM's form: {error!r}", where=server.address
+        ) from error
+
+
+async def _probed(server: Connection, model: str | None) -> Found:
+    entry, others = await _served(server, model)
+    warm = await _sample(server, entry["id"], 1.0)
+    cool = await _sample(server, entry["id"], _COOL)
     spans = warm.get("weight_versions") or [{"version": ""}]
     return Found(
         model=entry["id"],
         max_context=entry["max_model_len"],
-        server_version=(await get_json(client, "/version"))["version"],
+        server_version=(await server.get("/version"))["version"],
         label=spans[0]["version"],
-        processed=_is_processed(_logprobs(client, warm), _logprobs(client, cool)),
-        weight_updates=(await _get_status(client, "/is_paused")) == httpx.codes.OK,
+        processed=_is_processed(_logprobs(server, warm), _logprobs(server, cool)),
+        weight_updates=await server.serves("/is_paused"),
         other_models=others,
     )
 
 
-async def _served(
-    client: httpx.AsyncClient, model: str | None
-) -> tuple[dict[str, Any], tuple[str, ...]]:
+async def _served(server: Connection, model: str | None) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Look a model up in the server's list, which in vLLM's tells the context window.
 
     Returns:
         Its entry, and the names of the others.
     """
-    served = (await get_json(client, "/v1/models")).get("data")
+    served = (await server.get("/v1/models")).get("data")
     if not isinstance(served, list) or not all("max_model_len" in each for each in served):
         raise EngineRefused(
             "the server is not vLLM: its list of models tells no context window",
-            where=str(client.base_url),
+            where=server.address,
             fix="Serve the model with vLLM 0.32 or newer.",
         )
     entry = next((each for each in served if model is None or each["id"] == model), None)
     if entry is None:
         named = "any model" if model is None else f"a model '{model}'"
-        raise EngineError(f"the server does not serve {named}", where=str(client.base_url))
+        raise EngineError(f"the server does not serve {named}", where=server.address)
     return entry, tuple(each["id"] for each in served if each["id"] != entry["id"])
 
 
-async def _sample(client: httpx.AsyncClient, model: str, temperature: float) -> dict[str, Any]:
+async def _sample(server: Connection, model: str, temperature: float) -> dict[str, Any]:
     """Sample one token, with the likeliest alternatives."""
     parameters = {"max_tokens": 1, "temperature": temperature, "logprobs": _ALTERNATIVES}
     body = {"model": model, "token_ids": _PROMPT, "sampling_params": parameters}
-    try:
-        response = await client.post("/inference/v1/generate", json=body)
-    except httpx.HTTPError as error:
-        raise unreachable(client, error) from error
-    await raise_for_status(response)
-    choice: dict[str, Any] = response.json()["choices"][0]
+    answer = await server.post_json("/inference/v1/generate", body)
+    choice: dict[str, Any] = answer["choices"][0]
     return choice
 
 
-def _logprobs(client: httpx.AsyncClient, choice: Mapping[str, Any]) -> dict[int, float]:
+def _logprobs(server: Connection, choice: Mapping[str, Any]) -> dict[int, float]:
     """Give the logprobs of the likeliest tokens by id."""
     content = (choice.get("logprobs") or {}).get("content")
     if not choice.get("token_ids") or not content:
         raise EngineRefused(
             "the server returns no token ids or no logprobs, so nothing could be trained on",
-            where=str(client.base_url),
+            where=server.address,
             fix="Start vLLM 0.32 or newer with --enable-scale-out.",
         )
     return {each["token_id"]: each["logprob"] for each in content[0]["top_logprobs"]}
@@ -114,10 +115,3 @@ def _is_processed(warm: Mapping[int, float], cool: Mapping[int, float]) -> bool:
         return False
     far = warm[common[-1]] - warm[common[0]]
     return far > 0.0 and (cool[common[-1]] - cool[common[0]]) / far > (1.0 + 1.0 / _COOL) / 2
-
-
-async def _get_status(client: httpx.AsyncClient, path: str) -> int:
-    try:
-        return (await client.get(path)).status_code
-    except httpx.HTTPError as error:
-        raise unreachable(client, error) from error

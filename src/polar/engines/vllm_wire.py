@@ -9,7 +9,7 @@ from typing import Any, Literal
 import orjson
 
 from polar.engines.base import SampleRequest
-from polar.errors import EngineError, EngineRefused
+from polar.errors import EngineRefused, ServerFailed, ServerLost
 
 __all__ = ["Event", "Span", "generate_body", "read_event", "spread", "weight_label"]
 
@@ -66,14 +66,18 @@ def read_event(line: str) -> Event | None:
 
     Raises:
         EngineRefused: Token ids or logprobs are missing.
-        EngineError: The server reports an error.
+        ServerLost: The line is torn.
+        ServerFailed: The server reports an error.
     """
     data = line.removeprefix("data:").strip()
     if data == line or data in {"", "[DONE]"}:
         return None
-    message = orjson.loads(data)
+    try:
+        message = orjson.loads(data)
+    except ValueError as error:
+        raise ServerLost("the server broke off within a line") from error
     if "choices" not in message:
-        raise EngineError(f"the server broke the stream off: {data[:200]}")
+        raise ServerFailed(f"the server broke the stream off: {data[:200]}")
     for choice in message["choices"]:
         return _read_choice(choice)
     return None
@@ -102,7 +106,7 @@ def _read_choice(choice: Mapping[str, Any]) -> Event:
         )
     reason = choice["finish_reason"]
     if reason not in (None, "stop", "length"):
-        raise EngineError(f"the server ended the request: {reason}")
+        raise ServerFailed(f"the server ended the request: {reason}")
     return Event(
         token_ids=tuple(token_ids),
         logprobs=tuple(entry["logprob"] for entry in content),

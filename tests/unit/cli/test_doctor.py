@@ -7,7 +7,10 @@ import pytest
 
 from polar.cli import app, findings
 from polar.cli.engine_check import check_engine
+from polar.cli.engine_log import check_engine_log, engine_log
 from polar.cli.findings import check_machine
+from polar.cli.run_folder import RunFolder
+from polar.engines.servers.events import log_event
 from polar.models.manifest import write_manifest
 
 
@@ -93,16 +96,51 @@ def test_little_free_disk_is_a_warning(monkeypatch, tmp_path):
 
 
 def test_an_engine_without_an_address_is_told_so(tmp_path):
-    (found,) = check_engine("scripted", "http://127.0.0.1:9", model="smollm2-135m", cache=tmp_path)
+    (found,) = check_engine(
+        "scripted", ["http://127.0.0.1:9"], model="smollm2-135m", cache=tmp_path
+    )
 
     assert found.state == "fail"
     assert "no address" in found.found
 
 
 def test_an_engine_that_does_not_answer_is_a_finding_and_no_defect(tmp_path):
-    (found,) = check_engine("vllm", "http://127.0.0.1:1", model="smollm2-135m", cache=tmp_path)
+    (found,) = check_engine("vllm", ["http://127.0.0.1:1"], model="smollm2-135m", cache=tmp_path)
 
     assert found.state == "fail"
     assert "does not answer" in found.found
     assert found.fix is not None
     assert found.fix not in found.found
+
+
+def test_each_server_is_a_finding_and_one_that_is_missing_is_told(tmp_path):
+    urls = ["http://127.0.0.1:1", "http://127.0.0.1:2"]
+    *each, together = check_engine("vllm", urls, model="smollm2-135m", cache=tmp_path)
+
+    assert [finding.subject for finding in each] == [f"vllm at {url}" for url in urls]
+    assert (together.state, together.found) == ("fail", "0 of 2 answer")
+
+
+def test_what_happened_to_a_run_s_servers_is_read_from_its_folder(doctor, tmp_path):
+    with engine_log(RunFolder(tmp_path).engine_log):
+        log_event("http://a", "lost", "no answer")
+        log_event("http://b", "lost", "no answer")
+        log_event("http://b", "moved", "a call")
+        log_event("http://b", "returned", "weight version 3")
+
+    code, told = doctor("--json", "--run", str(tmp_path), cache=str(tmp_path))
+
+    found = {each["subject"]: each for each in json.loads(told)}
+    assert code == 0
+    assert found["server http://a"]["state"] == "warn"
+    assert "lost 1 times, 0 calls" in found["server http://a"]["found"]
+    assert found["server http://b"]["state"] == "ok"
+    assert "lost 1 times, 1 calls" in found["server http://b"]["found"]
+
+
+def test_a_run_that_lost_no_server_says_so(tmp_path):
+    with engine_log(tmp_path / "engine.log"):
+        pass
+
+    (found,) = check_engine_log(tmp_path / "engine.log")
+    assert (found.state, found.found) == ("ok", "none was lost in this run")
