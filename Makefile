@@ -41,7 +41,7 @@ fmt: $(STAMP)  ## Format, and fix what can be fixed.
 bench: $(STAMP)  ## Run the benchmarks; each prints the numbers of docs/log.md that it makes.
 	@model=$$($(BIN)/python -c 'from polar.config import environment as e; \
 		from polar.models import resolve; print(resolve("smollm2-135m", cache=e().cache))') && \
-	for run in "engine.py $$model" "tree.py $$model" "gateway.py --model $$model"; do \
+	for run in "engine.py $$model" "tree.py $$model" "gateway.py --model $$model --rounds 1"; do \
 		echo "== benchmarks/$$run"; $(BIN)/python benchmarks/$$run || exit 1; done
 
 docs: $(STAMP)  ## Write the pages that are made from the code.

@@ -1,212 +1,143 @@
-"""Latency that the gateway adds to a call, against the same engine behind a bare server.
+"""What a gateway adds to a call: Polar's and its peers', before one engine, in one run.
 
-Both serve the same replies over loopback from the same process tree; the difference is parsing,
-splice, incremental parsing of the reply and the journal. The engine keeps a fixed rate, so what
-is done while it samples costs nothing unless the CPU is full. Conversations grow turn by turn from
-`--prompt-tokens` on, as an agent's do; the first turn (rendered whole) is reported apart.
+Engine, gateways and clients are processes of their own. The engine replies at once, out of memory,
+in vLLM's wire form (`gateway_parts/engine.py`); what takes time is who stands before it. Clients
+hold conversations of ten turns, as an agent does: each request brings the whole history, whose
+length is `--prompt-tokens` in the mean. The first turn of a conversation is reported apart.
+Everything is captured wherever the server can capture; LiteLLM only relays.
 
-    python benchmarks/gateway.py --prompt-tokens 8000 --clients 1 16 --model PATH_OR_HUB_ID
+    python benchmarks/gateway.py --install            # each peer into an environment of its own
+    python benchmarks/gateway.py --model MODEL        # all parts, about 15 minutes
+    python benchmarks/gateway.py --parts latency --servers direct polar --clients 1
+
+Lines of JSON go to standard error (and to `--output`), tables to standard output.
 """
 
 import argparse
 import asyncio
-import json
 import sys
 import tempfile
-import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack
 from pathlib import Path
-from urllib.parse import urlsplit
 
-import numpy as np
-import orjson
 import uvloop
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "integration"))
-from gateway_support import ByteRenderer
+sys.path.insert(0, str(Path(__file__).parent))
+from gateway_parts import parts, peers
+from gateway_parts.material import Material
+from gateway_parts.report import Record, latency_table, plain_table
+from gateway_parts.servers import Engine, Polar, Server, start_peers
 
-from polar.engines.base import Capabilities, Chunk, SampleRequest
-from polar.gateway import Gateway, SessionPolicy
-from polar.gateway.server import serve_app
-from polar.rendering import Renderer, load_renderer
-from polar.store import SqliteJournal
-from polar.types import Message, Session, SessionId, TaskId
+from polar.config import environment
+from polar.models import resolve
+from polar.rendering import load_renderer
 
-APART_S = 0.0171
-"""Between the starts of two clients, so that they do not march in step."""
-
-
-class PacedEngine:
-    """Samples the same reply again and again, a token a chunk, at a fixed rate."""
-
-    def __init__(self, reply_ids: list[int], *, token_s: float) -> None:
-        self._reply_ids = reply_ids
-        self._token_s = token_s
-
-    async def sample(self, request: SampleRequest) -> AsyncIterator[Chunk]:
-        now = asyncio.get_running_loop().time
-        started = now()
-        for number, token_id in enumerate(self._reply_ids, start=1):
-            if self._token_s:
-                await asyncio.sleep(max(0.0, started + number * self._token_s - now()))
-            last = number == len(self._reply_ids)
-            yield Chunk((token_id,), (-0.5,), 0, "stop" if last else None)
-
-    async def probe(self) -> Capabilities:
-        return Capabilities("instant", 1_000_000, True, True, True)
+PARTS = ("latency", "stream", "session", "memory", "storage")
 
 
-class BareApp:
-    """What a server without a gateway would do: read, sample, answer."""
-
-    def __init__(self, engine: PacedEngine, answer: bytes) -> None:
-        self._engine = engine
-        self._answer = answer
-
-    async def __call__(self, scope, receive, send) -> None:
-        body = b""
-        while (message := await receive()) and message.get("more_body"):
-            body += message["body"]
-        orjson.loads(body + message["body"])
-        async for _ in self._engine.sample(None):
-            pass
-        length = (b"content-length", str(len(self._answer)).encode())
-        await send({"type": "http.response.start", "status": 200, "headers": [length]})
-        await send({"type": "http.response.body", "body": self._answer})
-
-
-class Connection:
-    """One HTTP/1.1 connection with as little of its own as possible."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._writer = reader, writer
-
-    @classmethod
-    async def open(cls, url: str) -> "Connection":
-        address = urlsplit(url)
-        return cls(*await asyncio.open_connection(address.hostname, address.port))
-
-    async def post(self, path: str, body: bytes) -> tuple[bytes, float]:
-        """Post and return the body of the answer and the seconds it took."""
-        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
-        started = time.perf_counter()
-        self._writer.write(head.encode() + body)
-        answer = (await self._reader.readuntil(b"\r\n\r\n")).decode().lower()
-        length = int(answer.partition("content-length: ")[2].partition("\r\n")[0])
-        content = await self._reader.readexactly(length)
-        elapsed_s = time.perf_counter() - started
-        if " 200 " not in answer:
-            raise RuntimeError(content.decode())
-        return content, elapsed_s
-
-    def close(self) -> None:
-        self._writer.close()
+def read_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--install", action="store_true", help="install the peers and end")
+    parser.add_argument("--peers", type=Path, help="folder of the peers' environments")
+    parser.add_argument("--model", default="smollm2-135m", help="whose tokenizer renders")
+    parser.add_argument("--servers", nargs="+", default=["direct", "polar", *peers.PEERS])
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--prompt-tokens", type=int, nargs="+", default=[8000, 32000])
+    parser.add_argument("--sampled-tokens", type=int, default=200)
+    parser.add_argument("--clients", type=int, nargs="+", default=[1, 16, 64])
+    parser.add_argument("--turns", type=int, default=10, help="of a conversation")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
+    parser.add_argument("--rounds", type=int, default=3, help="the tables show medians over them")
+    parser.add_argument("--token-ms", type=float, default=5.0, help="pace of the streams")
+    parser.add_argument("--session-turns", type=int, default=400)
+    parser.add_argument("--memory-calls", type=int, default=10_000, help="peers: a tenth")
+    parser.add_argument("--output", type=Path, help="file for the lines of JSON")
+    return parser.parse_args()
 
 
-async def converse(url: str, path: str, opening: str, *, turns: int, delay_s: float) -> list[float]:
-    """Hold one conversation and return the seconds of each turn."""
-    await asyncio.sleep(delay_s)
-    messages = [{"role": "user", "content": opening}]
-    connection = await Connection.open(url)
-    taken = []
-    for turn in range(turns):
-        body = json.dumps({"model": "m", "messages": messages}).encode()
-        content, elapsed_s = await connection.post(path, body)
-        taken.append(elapsed_s)
-        reply = orjson.loads(content)["choices"][0]["message"]["content"]
-        messages.append({"role": "assistant", "content": reply})
-        messages.append({"role": "user", "content": f"turn {turn}: " + "result " * 20})
-    connection.close()
-    return taken
+def start(
+    arguments: argparse.Namespace, folder: Path, model: str, material: Material, stack: ExitStack
+) -> tuple[Engine, list[Server]]:
+    """Start the engine and every server that is wanted and there."""
 
+    def started(server: Server) -> Server:
+        stack.callback(server.stop)
+        return server
 
-@asynccontextmanager
-async def gateway_urls(engine, renderer, clients: int) -> AsyncIterator[tuple[str, list[str]]]:
-    """Serve the gateway with one open session a client."""
-    with tempfile.TemporaryDirectory() as folder:
-        async with SqliteJournal.open(Path(folder) / "journal.db") as journal:
-            gateway = Gateway(engine, renderer, journal)
-            async with gateway.serve() as address:
-                paths = []
-                for number in range(clients):
-                    key = f"key{number}"
-                    session = Session(SessionId(f"s{number}"), TaskId("t"), "g", 0, key)
-                    await journal.open_session(session, phase="rollout", step=0)
-                    gateway.open(session, SessionPolicy())
-                    paths.append(f"/s/{key}/v1/chat/completions")
-                yield address.url, paths
-
-
-async def measure(url: str, paths: list[str], opening: str, turns: int) -> tuple[np.ndarray, float]:
-    """Seconds, [client, turn], of all conversations at once; CPU seconds of a turn."""
-    started = time.process_time()
-    runs = [
-        converse(url, path, opening, turns=turns, delay_s=number * APART_S)
-        for number, path in enumerate(paths)
-    ]
-    seconds = np.array(await asyncio.gather(*runs))
-    return seconds, (time.process_time() - started) / seconds.size
-
-
-def opening_of(renderer: Renderer, prompt_tokens: int) -> str:
-    """Write a text of about so many tokens."""
-    words = "the quick brown fox jumps over a lazy dog and 42 more lines of code; " * 100
-    return (words * (1 + prompt_tokens // token_count(renderer, words)))[
-        : len(words) * prompt_tokens // token_count(renderer, words)
-    ]
-
-
-def token_count(renderer: Renderer, text: str) -> int:
-    return len(renderer.render([Message("user", text)], ()))
-
-
-def reply_ids_of(renderer: Renderer) -> list[int]:
-    """Take the ids of a reply of some forty words, with the id that ends a turn."""
-    text = "The answer is in the file that I read before, so let me look at it again now. " * 3
-    start = renderer.render([Message("user", text)], ())
-    none = renderer.render([Message("user", "")], ())
-    head = next(i for i, (a, b) in enumerate(zip(start, none, strict=False)) if a != b)
-    count = len(start) - len(none)
-    return [*start[head : head + count], renderer.stop_token_ids[0]]
-
-
-def report(name: str, seconds: np.ndarray, cpu_s: float) -> None:
-    later = seconds[:, 1:].ravel() * 1e3
-    first = float(np.median(seconds[:, 0])) * 1e3
-    p50, p95 = np.percentile(later, [50, 95])
-    print(
-        f"{name:24} p50 {p50:7.2f} ms   p95 {p95:7.2f} ms   "
-        f"first turn {first:7.2f} ms   CPU {cpu_s * 1e3:5.2f} ms"
+    engine = Engine(folder / "engine", material.replies())
+    started(engine)
+    servers: list[Server] = [engine] if "direct" in arguments.servers else []
+    if "polar" in arguments.servers:
+        servers.append(started(Polar(folder / "polar", engine.url, model)))
+    wanted = [name for name in peers.PEERS if name in arguments.servers]
+    found, absent = start_peers(
+        wanted, engine_url=engine.url, folder=folder, installed=arguments.peers
     )
+    for name, reason in absent.items():
+        print(f"NOT MEASURED: {name}: {reason}\n")
+    return engine, [*servers, *map(started, found)]
 
 
-async def main(arguments: argparse.Namespace) -> None:
-    renderer = load_renderer(arguments.model) if arguments.model else ByteRenderer()
-    reply_ids = reply_ids_of(renderer)
-    engine = PacedEngine(reply_ids, token_s=arguments.token_ms / 1000)
-    opening = opening_of(renderer, arguments.prompt_tokens)
-    print(
-        f"{arguments.turns} turns from {token_count(renderer, opening)} prompt tokens on, "
-        f"{len(reply_ids)} sampled tokens a turn, one each {arguments.token_ms} ms"
-    )
-    answer = orjson.dumps({"choices": [{"message": {"content": "The answer is there. " * 10}}]})
-    for clients in arguments.clients:
-        async with serve_app(BareApp(engine, answer), host="127.0.0.1", port=0) as bare:
-            direct = await measure(bare.url, ["/"] * clients, opening, arguments.turns)
-        async with gateway_urls(engine, renderer, clients) as (url, paths):
-            through = await measure(url, paths, opening, arguments.turns)
-        report(f"direct, {clients} clients", *direct)
-        report(f"gateway, {clients} clients", *through)
-        added = np.median(through[0][:, 1:]) - np.median(direct[0][:, 1:])
-        print(f"{'added at the median':24}     {added * 1e3:7.2f} ms")
+async def run(
+    arguments: argparse.Namespace, material: Material, engine: Engine, servers: list[Server]
+) -> None:
+    record = Record(arguments.output)
+    names = [server.name for server in servers]
+    gateways = [server for server in servers if server is not engine]
+    if "latency" in arguments.parts:
+        cells = [(n, clients) for n in arguments.prompt_tokens for clients in arguments.clients]
+        for number in range(arguments.rounds):
+            await parts.measure_latency(
+                record,
+                servers if number % 2 == 0 else servers[::-1],
+                material,
+                cells,
+                seconds=arguments.seconds,
+                turns=arguments.turns,
+            )
+        print(latency_table(record, names, cells), "\n")
+    if "stream" in arguments.parts:
+        turns = material.turns(arguments.prompt_tokens[0], count=6)
+        await parts.measure_streams(record, engine, servers, turns, token_ms=arguments.token_ms)
+        print(plain_table(record, "stream", ["target", "token_ms", "first_text_ms", "whole_ms"]))
+        print()
+    if "session" in arguments.parts:
+        turns = material.short_turns(arguments.prompt_tokens[0], count=arguments.session_turns)
+        await parts.measure_long_session(record, servers, turns)
+        columns = ["target", "turns", "first_50_ms", "last_50_ms", "last_to_first"]
+        columns += ["fresh_50_ms", "last_to_fresh"]
+        print(plain_table(record, "session", columns), "\n")
+    if "memory" in arguments.parts:
+        turns = material.turns(arguments.prompt_tokens[0], count=arguments.turns)
+        for server in gateways:
+            share = 1 if server.name == "polar" else 10
+            calls = arguments.memory_calls // share
+            await parts.measure_memory(record, server, turns, calls=calls, clients=8)
+        columns = ["target", "calls", "start_mb", "middle_mb", "end_mb", "slope_mb_per_1000_calls"]
+        print(plain_table(record, "memory", columns), "\n")
+    if "storage" in arguments.parts:
+        turns = material.turns(arguments.prompt_tokens[0], count=50)
+        for server in gateways:
+            await parts.measure_storage(record, server, turns)
+        columns = ["target", "turns", "opening_bytes", "bytes_per_turn"]
+        print(plain_table(record, "storage", columns))
+
+
+def main() -> None:
+    arguments = read_arguments()
+    cache = environment().cache
+    arguments.peers = arguments.peers or cache / "peers"
+    if arguments.install:
+        peers.install(arguments.peers)
+        return
+    is_folder = Path(arguments.model).is_dir()
+    model = arguments.model if is_folder else str(resolve(arguments.model, cache=cache))
+    material = Material(load_renderer(model), arguments.sampled_tokens)
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        engine, servers = start(arguments, Path(folder), model, material, stack)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(run(arguments, material, engine, servers))
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--prompt-tokens", type=int, default=8000)
-    parser.add_argument("--clients", type=int, nargs="+", default=[1, 16])
-    parser.add_argument("--turns", type=int, default=30)
-    parser.add_argument("--token-ms", type=float, default=5.0, help="0: the whole reply at once")
-    parser.add_argument("--model", help="tokenizer to render with; absent: one token a byte")
-    uvloop.run(main(parser.parse_args()))
+    main()

@@ -1,0 +1,1 @@
+"""The parts of the gateway benchmark: an engine, servers, load and figures."""
