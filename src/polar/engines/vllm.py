@@ -10,12 +10,11 @@ distribution that is sampled from; the development mode serves pausing and weigh
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from pathlib import Path
-
-import httpx
 
 from polar.engines.base import Capabilities, Chunk, SampleRequest
 from polar.engines.servers import Connection, ReplicatedEngine, ServerKind
@@ -34,23 +33,19 @@ _KIND = ServerKind(
     forbidden="Start vLLM 0.32 or newer with --enable-scale-out.",
 )
 
+_REST_S = 0.5
+
 
 class VllmEngine(ReplicatedEngine):
     """Samples from vLLM servers that all serve the same model.
 
     Args:
         settings: Addresses, and all else.
-        transport: What carries the requests; absent: the network.
     """
 
-    def __init__(
-        self,
-        settings: VllmSettings | None = None,
-        *,
-        transport: httpx.AsyncBaseTransport | None = None,
-    ) -> None:
+    def __init__(self, settings: VllmSettings | None = None) -> None:
         self.settings = settings or VllmSettings()
-        servers = [VllmServer(url, self.settings, transport) for url in self.settings.urls]
+        servers = [VllmServer(url, self.settings) for url in self.settings.urls]
         super().__init__(servers, self.settings)
 
 
@@ -60,15 +55,12 @@ class VllmServer:
     Args:
         address: Of the server.
         settings: All else.
-        transport: What carries the requests; absent: the network.
     """
 
-    def __init__(
-        self, address: str, settings: VllmSettings, transport: httpx.AsyncBaseTransport | None
-    ) -> None:
+    def __init__(self, address: str, settings: VllmSettings) -> None:
         self.address = address
         self._settings = settings
-        self._connection = Connection(address, settings, _KIND, transport)
+        self._connection = Connection(address, settings, _KIND)
         self._found: Found | None = None
         self._labels: dict[str, int] = {}
         self._version: int | None = 0
@@ -186,8 +178,11 @@ class VllmServer:
         """Post a request and read its events."""
         async with aclosing(self._connection.lines("/inference/v1/generate", body)) as lines:
             async for line in lines:
-                if (event := read_event(line)) is not None:
-                    yield event
+                if (event := read_event(line)) is None:
+                    continue
+                if event.finish_reason is not None:
+                    await _finish(lines)
+                yield event
 
     def _check_spans(
         self, spans: Sequence[Span], given: int, began_with: int, loaded: Sequence[int]
@@ -228,6 +223,17 @@ class VllmServer:
 
     async def _tell(self, path: str, body: Mapping[str, object] | None = None) -> None:
         await self._connection.post(path, body, timeout_s=self._settings.update_timeout_s)
+
+
+async def _finish(lines: AsyncIterator[bytes]) -> None:
+    """Read what is left of a stream that said its last, so that its connection can be used again.
+
+    It was sent together with the last event, so there is nothing to wait for.
+    """
+    with suppress(TimeoutError, EngineError):
+        async with asyncio.timeout(_REST_S):
+            async for _ in lines:
+                pass
 
 
 def _join(held: Event, event: Event) -> Event:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import orjson
 
 from polar.engines.base import SampleRequest
@@ -37,7 +38,7 @@ class Event:
 
 
 def generate_body(request: SampleRequest, *, model: str, max_context: int) -> dict[str, Any]:
-    """Write a request, with every sampling parameter: servers have defaults of their own."""
+    """Make a request, its ids an array, with every parameter: servers have defaults."""
     sampling = request.sampling
     room = max_context - len(request.prompt_ids)
     parameters = {
@@ -55,13 +56,13 @@ def generate_body(request: SampleRequest, *, model: str, max_context: int) -> di
     }
     return {
         "model": model,
-        "token_ids": [int(token) for token in request.prompt_ids],
+        "token_ids": np.asarray(request.prompt_ids, dtype=np.int32),
         "sampling_params": parameters,
         "stream": True,
     }
 
 
-def read_event(line: str) -> Event | None:
+def read_event(line: bytes) -> Event | None:
     """Read a line of the stream; blank lines and its end mark say nothing.
 
     Raises:
@@ -69,15 +70,17 @@ def read_event(line: str) -> Event | None:
         ServerLost: The line is torn.
         ServerFailed: The server reports an error.
     """
-    data = line.removeprefix("data:").strip()
-    if data == line or data in {"", "[DONE]"}:
+    data = line.removeprefix(b"data:").strip()
+    if data == line or data in {b"", b"[DONE]"}:
         return None
     try:
         message = orjson.loads(data)
     except ValueError as error:
         raise ServerLost("the server broke off within a line") from error
     if "choices" not in message:
-        raise ServerFailed(f"the server broke the stream off: {data[:200]}")
+        raise ServerFailed(
+            f"the server broke the stream off: {data[:200].decode(errors='replace')}"
+        )
     for choice in message["choices"]:
         return _read_choice(choice)
     return None

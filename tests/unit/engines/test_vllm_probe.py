@@ -1,7 +1,8 @@
 """What a server must be for the vLLM engine to use it, and what is said when it is not."""
 
-import httpx
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from polar.engines import load
 from polar.engines.settings import VllmSettings
@@ -20,30 +21,32 @@ def choice(top, **without):
 def server(models=MODELS, warm=TOP, cool=COOL, status=200, dev=True, **without):
     """Answer as vLLM does, but for what is changed."""
 
-    def answer(request: httpx.Request) -> httpx.Response:
-        match request.url.path:
+    async def answer(request: web.Request) -> web.Response:
+        match request.path:
             case "/v1/models":
                 if isinstance(models, str):
-                    return httpx.Response(200, text=models)
-                return httpx.Response(200, json=models)
+                    return web.Response(text=models)
+                return web.json_response(models)
             case "/inference/v1/generate":
-                top = warm if b'"temperature":1.0' in request.content else cool
-                body = {"choices": [choice(top, **without)]}
-                return httpx.Response(status, json=body)
+                top = warm if b'"temperature":1.0' in await request.read() else cool
+                return web.json_response({"choices": [choice(top, **without)]}, status=status)
             case "/version":
-                return httpx.Response(200, json={"version": "0.32.0"})
+                return web.json_response({"version": "0.32.0"})
             case _:
-                return httpx.Response(200 if dev else 404, json={})
+                return web.json_response({}, status=200 if dev else 404)
 
-    return httpx.MockTransport(answer)
+    return answer
 
 
-async def probed(transport, **settings):
-    engine = load("vllm")(VllmSettings(**settings), transport=transport)
-    try:
-        return await engine.probe()
-    finally:
-        await engine.aclose()
+async def probed(answer, **settings):
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    async with TestServer(app) as server:
+        engine = load("vllm")(VllmSettings(urls=(str(server.make_url("")),), **settings))
+        try:
+            return await engine.probe()
+        finally:
+            await engine.aclose()
 
 
 async def test_a_server_is_known_by_what_it_samples():
@@ -62,7 +65,7 @@ async def test_raw_logprobs_and_a_server_without_updates_are_told():
 
 
 @pytest.mark.parametrize(
-    ("transport", "kind", "what"),
+    ("answer", "kind", "what"),
     [
         (server(token_ids=None), EngineRefused, "no token ids or no logprobs"),
         (server(logprobs=None), EngineRefused, "no token ids or no logprobs"),
@@ -74,9 +77,9 @@ async def test_raw_logprobs_and_a_server_without_updates_are_told():
         (server(models={"data": []}), EngineError, "does not serve any model"),
     ],
 )
-async def test_what_cannot_be_used_is_refused_with_what_to_do(transport, kind, what):
+async def test_what_cannot_be_used_is_refused_with_what_to_do(answer, kind, what):
     with pytest.raises(kind, match=what):
-        await probed(transport)
+        await probed(answer)
 
 
 async def test_a_model_that_is_not_served_is_named():

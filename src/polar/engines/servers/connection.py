@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any
 
-import httpx
+import aiohttp
 import orjson
 
 from polar.engines.settings import ServerSettings
 from polar.errors import EngineError, EngineRefused, ServerFailed, ServerLost
 
 __all__ = ["Connection", "ServerKind"]
+
+_IDLE_S = 2.0
+"""Servers close a connection that was idle for 5 s (uvicorn's default); it must not meet that."""
+_LINE_BYTES = 2**24
+"""Longest line of a stream, which may hold the tokens of a whole reply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,23 +38,21 @@ class ServerKind:
 class Connection:
     """One server's address, with its open streams.
 
+    Servers are reached directly, past any proxy of the environment, and connections are used
+    again.
+
     Args:
         address: Of the server.
         settings: Time limits and the key.
         kind: What people are told.
-        transport: What carries the requests; absent: the network.
     """
 
     address: str
     settings: ServerSettings
     kind: ServerKind
-    transport: httpx.AsyncBaseTransport | None = None
-    _client: httpx.AsyncClient = field(init=False)
-    _streams: set[httpx.Response] = field(init=False, default_factory=set)
+    _session: aiohttp.ClientSession | None = field(init=False, default=None)
+    _streams: set[aiohttp.ClientResponse] = field(init=False, default_factory=set)
     _closed: bool = field(init=False, default=False)
-
-    def __post_init__(self) -> None:
-        self._client = _client(self.address, self.settings, self.transport)
 
     @property
     def closed(self) -> bool:
@@ -60,11 +65,11 @@ class Connection:
         Raises:
             EngineError: The server cannot be reached or refuses.
         """
-        return self._object(await self._ask("GET", path))
+        return self._object(path, await self._ask("GET", path))
 
     async def post(
         self, path: str, body: Mapping[str, object] | None = None, *, timeout_s: float | None = None
-    ) -> httpx.Response:
+    ) -> bytes:
         """Post a body and wait for the whole answer.
 
         Raises:
@@ -78,7 +83,7 @@ class Connection:
         Raises:
             EngineError: The server cannot be reached or refuses.
         """
-        return self._object(await self.post(path, body))
+        return self._object(path, await self.post(path, body))
 
     async def check(self, path: str) -> None:
         """Ask for a page of no interest.
@@ -94,40 +99,36 @@ class Connection:
         Raises:
             ServerLost: The server cannot be reached.
         """
-        try:
-            return (await self._client.get(path)).is_success
-        except httpx.HTTPError as error:
-            raise self._lost(error) from error
+        async with self._request("GET", path) as response:
+            return response.ok
 
-    async def lines(self, path: str, body: Mapping[str, object]) -> AsyncGenerator[str]:
+    async def lines(self, path: str, body: Mapping[str, object]) -> AsyncGenerator[bytes]:
         """Post a body and stream the answer's lines; closing the iterator hangs up.
 
         Raises:
             ServerLost: The server cannot be reached, or broke off.
             EngineError: It refuses.
         """
-        try:
-            async with self._client.stream("POST", path, json=body) as response:
-                self._streams.add(response)
-                try:
-                    await self._raise_for_status(response)
-                    async for line in response.aiter_lines():
-                        yield line
-                finally:
-                    self._streams.discard(response)
-        except (httpx.HTTPError, httpx.StreamError) as error:
-            raise self._lost(error) from error
+        async with self._request("POST", path, body) as response:
+            self._streams.add(response)
+            try:
+                await self._raise_for_status(response)
+                async for line in response.content:
+                    yield line
+            finally:
+                self._streams.discard(response)
 
     async def drop_streams(self) -> None:
         """Hang up on all running requests; their readers get `ServerLost`."""
         for response in tuple(self._streams):
-            await response.aclose()
+            response.close()
 
     async def aclose(self) -> None:
         """Hang up on everything; readers of open streams get `EngineError`."""
         self._closed = True
         await self.drop_streams()
-        await self._client.aclose()
+        if self._session is not None:
+            await self._session.close()
 
     async def _ask(
         self,
@@ -136,35 +137,68 @@ class Connection:
         body: Mapping[str, object] | None = None,
         *,
         timeout_s: float | None = None,
-    ) -> httpx.Response:
-        timeout = httpx.USE_CLIENT_DEFAULT if timeout_s is None else timeout_s
-        try:
-            response = await self._client.request(method, path, json=body, timeout=timeout)
-        except httpx.HTTPError as error:
-            raise self._lost(error) from error
-        await self._raise_for_status(response)
-        return response
+    ) -> bytes:
+        async with self._request(method, path, body, timeout_s=timeout_s) as response:
+            await self._raise_for_status(response)
+            return await response.read()
 
-    def _object(self, response: httpx.Response) -> dict[str, Any]:
+    @asynccontextmanager
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, object] | None = None,
+        *,
+        timeout_s: float | None = None,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Send a request; leaving before the answer's end hangs up."""
+        data = None if body is None else orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
+        silence_s = self.settings.token_timeout_s if timeout_s is None else timeout_s
+        timeout = aiohttp.ClientTimeout(
+            total=None, sock_connect=self.settings.connect_timeout_s, sock_read=silence_s
+        )
         try:
-            found = response.json()
+            async with self._opened().request(
+                method, f"{self.address.rstrip('/')}{path}", data=data, timeout=timeout
+            ) as response:
+                yield response
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            raise self._lost(error) from error
+
+    def _opened(self) -> aiohttp.ClientSession:
+        """Give the session, which belongs to the event loop that first asks for it."""
+        if self._closed:
+            raise EngineError("the engine was closed")
+        if self._session is None:
+            key = self.settings.api_key
+            self._session = aiohttp.ClientSession(
+                headers={"Content-Type": "application/json"}
+                | ({"Authorization": f"Bearer {key}"} if key else {}),
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_S),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                read_bufsize=_LINE_BYTES,
+            )
+        return self._session
+
+    def _object(self, path: str, answer: bytes) -> dict[str, Any]:
+        try:
+            found = orjson.loads(answer)
         except ValueError:
             found = None
         if not isinstance(found, dict):
             raise EngineError(
                 "the server's answer is no JSON object",
-                where=str(response.request.url),
+                where=f"{self.address}{path}",
                 fix=f"Check that {self.kind.name} runs at this address.",
             )
         return found
 
-    async def _raise_for_status(self, response: httpx.Response) -> None:
+    async def _raise_for_status(self, response: aiohttp.ClientResponse) -> None:
         """Turn a refusal into an error that says what to do."""
-        if response.is_success:
+        if response.ok:
             return
-        said = _message((await response.aread()).decode(errors="replace"))
-        where = str(response.request.url)
-        raise _refusal(self.kind, response.status_code)(said, where)
+        said = _message((await response.read()).decode(errors="replace"))
+        raise _refusal(self.kind, response.status)(said, str(response.url))
 
     def _lost(self, error: Exception) -> EngineError:
         """Say that the server does not answer."""
@@ -177,31 +211,17 @@ class Connection:
         )
 
 
-def _client(
-    url: str, settings: ServerSettings, transport: httpx.AsyncBaseTransport | None
-) -> httpx.AsyncClient:
-    key = settings.api_key
-    return httpx.AsyncClient(
-        base_url=url,
-        headers={"Authorization": f"Bearer {key}"} if key else {},
-        timeout=httpx.Timeout(settings.token_timeout_s, connect=settings.connect_timeout_s),
-        # The server closes idle connections, which a request would race with.
-        limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
-        transport=transport,
-    )
-
-
 def _refusal(kind: ServerKind, status: int) -> Callable[[str, str], EngineError]:
     """Choose what a status means: only a server's own failure may be no failure of the next."""
-    if status == httpx.codes.FORBIDDEN:
+    if status == HTTPStatus.FORBIDDEN:
         return lambda said, where: EngineRefused(
             f"the server keeps its token endpoints shut: {said}", where=where, fix=kind.forbidden
         )
-    if status == httpx.codes.NOT_FOUND:
+    if status == HTTPStatus.NOT_FOUND:
         return lambda said, where: EngineError(
             f"the server has no such address or model: {said}", where=where, fix=kind.missing
         )
-    if status >= httpx.codes.INTERNAL_SERVER_ERROR or status == httpx.codes.TOO_MANY_REQUESTS:
+    if status >= HTTPStatus.INTERNAL_SERVER_ERROR or status == HTTPStatus.TOO_MANY_REQUESTS:
         return lambda said, where: ServerFailed(f"the server answers {status}: {said}", where=where)
     return lambda said, where: EngineError(f"the server answers {status}: {said}", where=where)
 
