@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, NewType
@@ -42,6 +42,7 @@ __all__ = [
     "TaskId",
     "TextDelta",
     "TimedOut",
+    "TokenIds",
     "ToolArgumentsDelta",
     "ToolCall",
     "ToolCallStart",
@@ -58,6 +59,8 @@ CallId = NewType("CallId", str)
 IntArray = NDArray[np.int32]
 FloatArray = NDArray[np.float32]
 MaskArray = NDArray[np.bool_]
+TokenIds = Sequence[int] | IntArray
+"""Ids in a row; the gateway's own are int32 arrays, which nothing on their way copies to lists."""
 
 Role = Literal["system", "user", "assistant", "tool"]
 CallKind = Literal["main", "subagent", "auxiliary", "compaction", "foreign"]

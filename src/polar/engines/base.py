@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
-from polar.types import Sampling
+from polar.types import Sampling, TokenIds
 
 __all__ = ["Capabilities", "Chunk", "Engine", "SampleRequest"]
 
@@ -16,7 +16,7 @@ __all__ = ["Capabilities", "Chunk", "Engine", "SampleRequest"]
 class SampleRequest:
     """One request to sample a continuation."""
 
-    prompt_ids: Sequence[int]
+    prompt_ids: TokenIds
     sampling: Sampling
     affinity: str = ""
     """Requests with the same value share a prefix: a session's calls (cache and routing hint)."""

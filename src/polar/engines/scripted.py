@@ -62,7 +62,7 @@ class ScriptedEngine:
         prompt_tokens = len(request.prompt_ids)
         if prompt_tokens >= self._max_context:
             raise ContextOverflow(prompt_tokens=prompt_tokens, max_context=self._max_context)
-        reply = self._script(request.prompt_ids)
+        reply = self._script([int(token_id) for token_id in request.prompt_ids])
         if isinstance(reply, Exception):
             raise reply
         limits = [self._max_context - prompt_tokens, request.sampling.max_tokens]

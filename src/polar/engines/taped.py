@@ -14,7 +14,7 @@ import os
 import struct
 import threading
 import zlib
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +24,7 @@ import numpy as np
 
 from polar.engines.base import Capabilities, Chunk, Engine, SampleRequest
 from polar.errors import JournalError
-from polar.types import FloatArray, IntArray
+from polar.types import FloatArray, IntArray, TokenIds
 
 __all__ = ["TapeEntry", "TapedEngine", "read_tape"]
 
@@ -154,7 +154,7 @@ class _Taken:
         self.logprobs += chunk.logprobs
         self.weight_versions += [chunk.weight_version] * len(chunk.token_ids)
 
-    def entry(self, prompt_ids: Sequence[int]) -> TapeEntry:
+    def entry(self, prompt_ids: TokenIds) -> TapeEntry:
         prompt = np.asarray(prompt_ids, dtype="<i4")
         return TapeEntry(
             prompt_sha256=hashlib.sha256(prompt.tobytes()).digest(),

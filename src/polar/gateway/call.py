@@ -24,7 +24,6 @@ from polar.types import (
     CallKind,
     Chat,
     FinishReason,
-    IntArray,
     Reply,
     Sampling,
     Sent,
@@ -102,7 +101,6 @@ class RunningCall:
         self._on_done = on_done
         self._started_at = environment.clock()
         self._chunks: list[Chunk] = []
-        self._packed: IntArray | None = None
         self._interruption: PolarError | None = None
         self._abandoned = False
         self._started = False
@@ -190,7 +188,6 @@ class RunningCall:
             async for chunk in chunks:
                 self._heard_at = now()
                 self._chunks.append(chunk)
-                self._prompt_ids()
                 self.feed.put(self._assembly.feed(chunk.token_ids))
                 if self._assembly.stopped:
                     return "stop"
@@ -262,7 +259,7 @@ class RunningCall:
             attempt=request.session.attempt,
             index=request.index,
             parent_id=request.prepared.parent_id,
-            prompt_ids=self._prompt_ids(),
+            prompt_ids=request.prepared.prompt_ids,
             sampled_ids=np.array(sampled, dtype=np.int32),
             logprobs=np.array(logprobs, dtype=np.float32),
             weight_versions=np.array(versions, dtype=np.int32),
@@ -277,12 +274,6 @@ class RunningCall:
             ended_at=self._environment.clock(),
             sent=request.sent,
         )
-
-    def _prompt_ids(self) -> IntArray:
-        """Pack the prompt once: while the engine samples, when nobody waits for it."""
-        if self._packed is None:
-            self._packed = np.array(self.request.prepared.prompt_ids, dtype=np.int32)
-        return self._packed
 
     def _cached_tokens(self) -> int:
         return self._chunks[0].cached_tokens if self._chunks else 0

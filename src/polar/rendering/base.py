@@ -6,16 +6,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from polar.types import CallId, Delta, Message, ToolSpec
+from polar.types import CallId, Delta, IntArray, Message, TokenIds, ToolSpec
 
 __all__ = ["IncrementalParser", "Prepared", "Renderer"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Prepared:
     """A prompt ready for the engine, and where it hangs in the session's token tree."""
 
-    prompt_ids: tuple[int, ...]
+    prompt_ids: IntArray
+    """int32 [prompt]"""
     parent_id: CallId | None
     """The call that this prompt extends exactly (its prompt + sampled ids are a prefix)."""
     fork_reason: str | None
@@ -69,7 +70,7 @@ class Renderer(Protocol):
 
     def bridge(
         self,
-        previous_ids: Sequence[int],
+        previous_ids: TokenIds,
         new_messages: Sequence[Message],
         tools: Sequence[ToolSpec],
         *,

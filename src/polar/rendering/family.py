@@ -17,6 +17,7 @@ from polar.types import (
     Message,
     ReasoningDelta,
     TextDelta,
+    TokenIds,
     ToolArgumentsDelta,
     ToolCall,
     ToolCallStart,
@@ -101,14 +102,14 @@ class FamilyRenderer:
 
     def bridge(
         self,
-        previous_ids: Sequence[int],
+        previous_ids: TokenIds,
         new_messages: Sequence[Message],
         tools: Sequence[ToolSpec],
         *,
         prompt_tokens: int = 0,
     ) -> list[int] | None:
         """Tokens for the next turn, by the family's own bridge; see `Renderer.bridge`."""
-        previous = list(previous_ids)
+        previous = [int(token_id) for token_id in previous_ids]
         bridged = self._renderer.bridge_to_next_turn(
             previous[:prompt_tokens],
             previous[prompt_tokens:],

@@ -9,7 +9,7 @@ from polar.rendering.base import IncrementalParser
 from polar.rendering.parsing import HermesParser
 from polar.rendering.template import ChatTemplate
 from polar.rendering.tokenizer import Tokenizer, decoder_of, encode, fingerprint
-from polar.types import Message, ToolCall, ToolSpec
+from polar.types import Message, TokenIds, ToolCall, ToolSpec
 
 __all__ = ["GenericRenderer"]
 
@@ -75,7 +75,7 @@ class GenericRenderer:
 
     def bridge(
         self,
-        previous_ids: Sequence[int],
+        previous_ids: TokenIds,
         new_messages: Sequence[Message],
         tools: Sequence[ToolSpec],
         *,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -16,6 +17,9 @@ from polar.rendering.function_form import plain_json
 from polar.types import Call, CallId, Chat, IntArray, Message, ToolSpec
 
 __all__ = ["SessionSplicer"]
+
+_CONTEXTS_KEPT = 4
+"""Whole contexts of a session's late calls: its main conversation's and some sub-agents'."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +110,7 @@ class SessionSplicer:
         self._records: dict[CallId, _Record] = {}
         self._ends: dict[CallId, _Node] = {}
         self._depths: dict[CallId, int] = {}
+        self._contexts: OrderedDict[CallId, IntArray] = OrderedDict()
 
     def prepare(self, chat: Chat) -> Prepared:
         """Make the prompt of a request.
@@ -141,6 +146,7 @@ class SessionSplicer:
             tokens=len(call.prompt_ids) + len(call.sampled_ids),
         )
         self._records[call.id] = record
+        self._keep_context(call)
         node, depth = self._start(call, parent)
         for message in call.messages[depth:]:
             node = _plain_child(node, message)
@@ -155,12 +161,22 @@ class SessionSplicer:
         parent = self._records.get(call.parent_id) if call.parent_id is not None else None
         if parent is None:
             return None
-        if not np.array_equal(call.prompt_ids[: parent.tokens], parent.context_ids()):
+        if not np.array_equal(call.prompt_ids[: parent.tokens], self._context_of(parent)):
             raise FidelityError(
                 f"the prompt does not extend the call {parent.id} that it names as its parent",
                 where=f"session {call.session_id}, call {call.id}",
             )
         return parent
+
+    def _keep_context(self, call: Call) -> None:
+        """Keep the whole context of a few late calls: that is where requests go on from."""
+        self._contexts[call.id] = np.concatenate([call.prompt_ids, call.sampled_ids])
+        if len(self._contexts) > _CONTEXTS_KEPT:
+            self._contexts.popitem(last=False)
+
+    def _context_of(self, record: _Record) -> IntArray:
+        kept = self._contexts.get(record.id)
+        return record.context_ids() if kept is None else kept
 
     def _start(self, call: Call, parent: _Record | None) -> tuple[_Node, int]:
         """Node and depth to enter a call's messages at: its parent's reply, or the root."""
@@ -204,7 +220,7 @@ class SessionSplicer:
         forked = bool(self._ends[parent.id].children) or any(
             message.role == "assistant" for message in new
         )
-        previous_ids: list[int] = parent.context_ids().tolist()
+        previous_ids = self._context_of(parent)
         delta = self._renderer.bridge(
             previous_ids, new, chat.tools, prompt_tokens=parent.prompt_tokens
         )
@@ -214,14 +230,14 @@ class SessionSplicer:
             closed = previous_ids[-1] in self._renderer.stop_token_ids
             return self._afresh(chat, "no_bridge" if closed else "unclosed_turn")
         return Prepared(
-            prompt_ids=(*previous_ids, *delta),
+            prompt_ids=np.concatenate([previous_ids, np.array(delta, dtype=np.int32)]),
             parent_id=parent.id,
             fork_reason="edited_message" if forked else None,
         )
 
     def _afresh(self, chat: Chat, reason: str | None) -> Prepared:
         return Prepared(
-            prompt_ids=tuple(self._renderer.render(chat.messages, chat.tools)),
+            prompt_ids=np.array(self._renderer.render(chat.messages, chat.tools), dtype=np.int32),
             parent_id=None,
             fork_reason=reason,
         )
@@ -240,7 +256,7 @@ def _repeated(reached: Sequence[_Match]) -> _Record | None:
 def _again(record: _Record) -> Prepared:
     """Send the prompt of an identical request again, as its sibling."""
     return Prepared(
-        prompt_ids=tuple(record.context_ids()[: record.prompt_tokens].tolist()),
+        prompt_ids=record.context_ids()[: record.prompt_tokens],
         parent_id=record.parent.id if record.parent is not None else None,
         fork_reason="retry",
     )

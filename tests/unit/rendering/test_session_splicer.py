@@ -103,7 +103,7 @@ def test_sampled_ids_stay_although_their_text_would_be_encoded_otherwise(gateway
     other.splicer.record(dataclasses.replace(first, sampled_ids=np.append(letters, END)))
     chat = Chat("m", (*START, Message("assistant", "The"), Message("user", "?")), TOOLS)
     prepared = other.splicer.prepare(chat)
-    assert prepared.prompt_ids[len(prompt) :][: len(letters)] == tuple(letters)
+    assert prepared.prompt_ids[len(prompt) :][: len(letters)].tolist() == letters.tolist()
 
 
 REWRITINGS = {
