@@ -23,6 +23,7 @@ Decode = Callable[[Sequence[int]], str]
 _THINK_OPEN = "<think>"
 _THINK_CLOSE = "</think>"
 _REPLACEMENT = "\ufffd"
+_TAIL_IDS = 4
 
 
 class Detokenizer:
@@ -34,14 +35,14 @@ class Detokenizer:
         """The last ids whose text is out; decoded again with new ones, for spaces between them."""
         self._held: list[int] = []
 
-    def push(self, token_id: int) -> str:
-        """Take one id and return the text that is certain by now."""
-        self._held.append(token_id)
+    def push(self, token_ids: Sequence[int]) -> str:
+        """Take more ids and return the text that is certain by now."""
+        self._held.extend(token_ids)
         before = self._decode(self._told)
         text = self._decode(self._told + self._held)
         if text.endswith(_REPLACEMENT) or len(text) <= len(before):
             return ""
-        self._told, self._held = self._held, []
+        self._told, self._held = self._tail(self._held), []
         return text[len(before) :]
 
     def flush(self) -> str:
@@ -49,6 +50,14 @@ class Detokenizer:
         text = self._decode(self._told + self._held)[len(self._decode(self._told)) :]
         self._told, self._held = self._told + self._held, []
         return text
+
+    def _tail(self, told: list[int]) -> list[int]:
+        """Cut what is to be decoded again to a few ids that begin with a whole character."""
+        tail = told[-_TAIL_IDS:]
+        if len(tail) == len(told):
+            return told
+        text = self._decode(tail)
+        return tail if text and not text.startswith(_REPLACEMENT) else told
 
 
 class _Where(Enum):
@@ -100,10 +109,8 @@ class HermesParser:
 
     def feed(self, token_ids: Sequence[int]) -> list[Delta]:
         """Take more sampled ids and return what is certain by now."""
-        self._buffer += "".join(
-            self._detokenizer.push(token_id)
-            for token_id in token_ids
-            if token_id not in self._stops
+        self._buffer += self._detokenizer.push(
+            [token_id for token_id in token_ids if token_id not in self._stops]
         )
         while self._step():
             pass

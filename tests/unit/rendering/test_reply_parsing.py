@@ -112,11 +112,25 @@ def test_text_without_tags_is_the_content_itself(text):
     assert parse(ids)[1].content == decode_bytes(ids)
 
 
-@given(st.binary(max_size=40))
-def test_a_character_is_never_told_by_halves(data):
+@given(st.lists(st.one_of(st.binary(max_size=20), st.text(max_size=12).map(str.encode))))
+def test_a_character_is_never_told_by_halves(parts):
     detokenizer = Detokenizer(decode_bytes)
-    told = [detokenizer.push(byte) for byte in data]
-    assert "".join([*told, detokenizer.flush()]) == decode_bytes(data)
+    told = [detokenizer.push(list(part)) for part in parts]
+    assert "".join([*told, detokenizer.flush()]) == decode_bytes(b"".join(parts))
+
+
+def test_ids_that_came_together_are_not_all_decoded_again_with_each_further_one():
+    decoded = []
+
+    def decode(ids):
+        decoded.append(len(ids))
+        return decode_bytes(ids)
+
+    detokenizer = Detokenizer(decode)
+    detokenizer.push(list(b"a hundred bytes " * 8))
+    decoded.clear()
+    assert [detokenizer.push([byte]) for byte in b"abc"] == ["a", "b", "c"]
+    assert max(decoded) < 8
 
 
 def test_bytes_of_one_character_come_out_together():
