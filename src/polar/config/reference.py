@@ -28,8 +28,10 @@ def run_reference() -> str:
     sections: dict[str, type[BaseModel]] = {"": RunConfig}
     for name, field in RunConfig.model_fields.items():
         if name in DEFAULT_NAMES:
-            for choice in own_names(name):
-                sections[f"{name}.settings` of `{choice}"] = settings_model(name, choice)
+            models = {choice: settings_model(name, choice) for choice in own_names(name)}
+            sections |= {f"{name}.settings` of `{choice}": one for choice, one in models.items()}
+            for one in models.values():
+                sections |= {f"{name}.settings.{key}": inner for key, inner in _inner_models(one)}
         elif (model := _model_of(field.annotation)) is not None:
             sections[name] = model
             sections |= {f"{name}.{key}": inner for key, inner in _inner_models(model)}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 
 from polar.harnesses.base import Launch, LaunchRequest
 from polar.harnesses.expert import tool_turns
+from polar.harnesses.extensions import json_servers, with_skills
 from polar.harnesses.npm import NpmHarness, NpmProgram
 from polar.harnesses.openings import asks_after_a_reply
 from polar.harnesses.settings import ClaudeCodeSettings
@@ -27,6 +29,9 @@ _QUIET = {
     "IS_SANDBOX": "1",
 }
 _AGENT = "Agent"
+_SKILL = "Skill"
+_SKILLS = ".claude/skills"
+_SERVERS = ".claude/mcp-servers.json"
 _COMPACTION = "CRITICAL: Respond with TEXT ONLY"
 
 
@@ -57,6 +62,7 @@ class ClaudeCode(NpmHarness[ClaudeCodeSettings]):
             *("--dangerously-skip-permissions", "--output-format", "json"),
             *(("--tools", ",".join(self._tools())) if settings.tools else ()),
             *(("--bare",) if settings.bare else ()),
+            *(self._servers_flags(request) if settings.mcp_servers else ()),
             *settings.extra_args,
         )
         env = {
@@ -67,11 +73,10 @@ class ClaudeCode(NpmHarness[ClaudeCodeSettings]):
             "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(settings.max_tokens),
             "CLAUDE_CODE_MAX_RETRIES": str(settings.retries),
         }
-        return Launch(ProcessSpec(argv, env, stdin=request.instruction))
-
-    def _tools(self) -> tuple[str, ...]:
-        tools = self._settings.tools
-        return (*tools, _AGENT) if self._settings.subagents and _AGENT not in tools else tools
+        argv = with_skills(argv, settings, folder=_SKILLS)
+        servers = {_SERVERS: json.dumps({"mcpServers": json_servers(settings)})}
+        files = servers if settings.mcp_servers else {}
+        return Launch(ProcessSpec(argv, env, stdin=request.instruction), files)
 
     def expert_turns(self, commands: Sequence[str]) -> tuple[Message, ...]:
         """Call the Bash tool for each command, and say at last that it is done."""
@@ -86,3 +91,12 @@ class ClaudeCode(NpmHarness[ClaudeCodeSettings]):
         if "x-claude-code-agent-id" in headers:
             return "subagent"
         return "main" if chat.tools else "auxiliary"
+
+    def _servers_flags(self, request: LaunchRequest) -> tuple[str, ...]:
+        return ("--mcp-config", f"{request.place.home}/{_SERVERS}", "--strict-mcp-config")
+
+    def _tools(self) -> tuple[str, ...]:
+        """Add the tools without which sub-agents and skills are not to be had."""
+        settings = self._settings
+        more = [_AGENT] * settings.subagents + [_SKILL] * bool(settings.skills)
+        return (*settings.tools, *(tool for tool in more if tool not in settings.tools))

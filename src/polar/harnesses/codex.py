@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 
 from polar.harnesses.base import Launch, LaunchRequest
 from polar.harnesses.expert import tool_turns
+from polar.harnesses.extensions import with_skills
 from polar.harnesses.npm import NpmHarness, NpmProgram
-from polar.harnesses.settings import CodexSettings
+from polar.harnesses.settings import CodexSettings, McpServer
 from polar.runtimes.base import ProcessSpec
 from polar.types import CallKind, Chat, Message
 
@@ -17,6 +18,7 @@ __all__ = ["VERSION", "Codex"]
 VERSION = "0.171.0"
 
 _CONFIG = ".codex/config.toml"
+_SKILLS = ".codex/skills"
 _KEY = "POLAR_SESSION_KEY"
 _TURN_METADATA = "x-codex-turn-metadata"
 
@@ -45,6 +47,7 @@ class Codex(NpmHarness[CodexSettings]):
             *self._settings.extra_args,
             "-",
         )
+        argv = with_skills(argv, self._settings, folder=_SKILLS)
         process = ProcessSpec(argv, {_KEY: request.key}, stdin=request.instruction)
         return Launch(process, {_CONFIG: self._config(request)})
 
@@ -63,6 +66,7 @@ class Codex(NpmHarness[CodexSettings]):
     def _config(self, request: LaunchRequest) -> str:
         """Write the config file; JSON's strings are TOML's basic strings."""
         settings = self._settings
+        servers = "".join(_server(name, one) for name, one in settings.mcp_servers.items())
         return f"""\
 model = {json.dumps(request.model)}
 model_provider = "polar"
@@ -88,7 +92,7 @@ env_key = {json.dumps(_KEY)}
 wire_api = "responses"
 request_max_retries = {settings.retries}
 stream_max_retries = {settings.retries}
-"""
+{servers}"""
 
 
 def _request_kind(headers: Mapping[str, str]) -> str | None:
@@ -99,3 +103,18 @@ def _request_kind(headers: Mapping[str, str]) -> str | None:
         return None
     kind = told.get("request_kind") if isinstance(told, dict) else None
     return kind if isinstance(kind, str) else None
+
+
+def _server(name: str, server: McpServer) -> str:
+    env = ", ".join(f"{_toml(key)} = {_toml(value)}" for key, value in server.env.items())
+    return f"""
+[mcp_servers.{name}]
+command = {_toml(server.command)}
+args = [{", ".join(map(_toml, server.args))}]
+env = {{ {env} }}
+"""
+
+
+def _toml(text: str) -> str:
+    """Write a basic string of TOML, which is one of JSON that spells out no surrogates."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from polar.harnesses.base import Launch, LaunchRequest
 from polar.harnesses.expert import tool_turns
+from polar.harnesses.extensions import json_servers, with_skills
 from polar.harnesses.npm import NodeHarness, NpmProgram
 from polar.harnesses.openings import system_prompt
 from polar.harnesses.settings import GeminiCliSettings
@@ -18,6 +19,7 @@ __all__ = ["VERSION", "GeminiCli"]
 VERSION = "0.61.0"
 
 _SETTINGS = ".gemini/settings.json"
+_SKILLS = ".gemini/skills"
 _HALF_FULL_AT = 2 * 1_048_576
 """It believes every model to hold 1,048,576 tokens and can only be told at which share of them to
 summarise; its own share is a half."""
@@ -49,12 +51,14 @@ class GeminiCli(NodeHarness[GeminiCliSettings]):
         )
         env = {"GOOGLE_GEMINI_BASE_URL": request.base_url, "GEMINI_API_KEY": request.key}
         own = {
+            "mcpServers": json_servers(settings),
             "security": {"auth": {"selectedType": "gemini-api-key"}},
             "privacy": {"usageStatisticsEnabled": False},
             "general": {"enableAutoUpdate": False},
             "model": {"compressionThreshold": min(1, settings.context_window / _HALF_FULL_AT)},
         }
         files = {_SETTINGS: json.dumps(own)}
+        argv = with_skills(argv, settings, folder=_SKILLS)
         return Launch(ProcessSpec(argv, env, stdin=request.instruction), files)
 
     def expert_turns(self, commands: Sequence[str]) -> tuple[Message, ...]:

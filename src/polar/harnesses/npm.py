@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import platform
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import ClassVar, Generic, TypeVar
 
 from polar.errors import HarnessMissing
 from polar.harnesses.base import Installation
+from polar.harnesses.extensions import shown_folders
 from polar.harnesses.installing import own_folder
 from polar.harnesses.settings import NodeProgramSettings, ProgramSettings
 from polar.runtimes.base import ExecResult
@@ -185,8 +186,10 @@ class NpmHarness(Generic[Settings]):
 
         Raises:
             HarnessMissing: One of them is nowhere.
+            ConfigError: What an MCP server needs, or a skill, is not there.
         """
-        return self._installation
+        found = self._installation
+        return replace(found, read_only=(*found.read_only, *shown_folders(self._settings)))
 
     def install_command(self) -> tuple[tuple[str, ...], ...]:
         """Install the pinned version into a folder of its own."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from polar.harnesses.base import Launch, LaunchRequest
 from polar.harnesses.expert import tool_turns
+from polar.harnesses.extensions import with_skills
 from polar.harnesses.npm import NpmHarness, NpmProgram
 from polar.harnesses.openings import system_prompt
 from polar.harnesses.settings import OpenCodeSettings
@@ -17,6 +18,7 @@ __all__ = ["VERSION", "OpenCode"]
 
 VERSION = "1.18.33"
 
+_SKILLS = ".config/opencode/skills"
 _TITLE = "You are a title generator"
 _COMPACTION = "You are a context summarization agent"
 
@@ -46,6 +48,7 @@ class OpenCode(NpmHarness[OpenCodeSettings]):
             "OPENCODE_DISABLE_MODELS_FETCH": "1",
             "npm_config_offline": "true",
         }
+        argv = with_skills(argv, self._settings, folder=_SKILLS)
         return Launch(ProcessSpec(argv, env, stdin=request.instruction))
 
     def expert_turns(self, commands: Sequence[str]) -> tuple[Message, ...]:
@@ -75,7 +78,16 @@ class OpenCode(NpmHarness[OpenCodeSettings]):
             "options": {"baseURL": f"{request.base_url}/v1", "apiKey": request.key},
             "models": {request.model: {"limit": limit}},
         }
+        servers = {
+            name: {
+                "type": "local",
+                "command": [server.command, *server.args],
+                "environment": server.env,
+            }
+            for name, server in settings.mcp_servers.items()
+        }
         return {
+            "mcp": servers,
             "autoupdate": False,
             "share": "disabled",
             "permission": "allow",

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from polar.harnesses.base import Launch, LaunchRequest
 from polar.harnesses.expert import tool_turns
+from polar.harnesses.extensions import json_servers, with_skills
 from polar.harnesses.npm import NodeHarness, NpmProgram
 from polar.harnesses.openings import asks_after_a_reply, system_prompt
 from polar.harnesses.settings import QwenCodeSettings
@@ -18,6 +19,7 @@ __all__ = ["VERSION", "QwenCode"]
 VERSION = "0.24.4"
 
 _SETTINGS = ".qwen/settings.json"
+_SKILLS = ".qwen/skills"
 _MEMORY = "You are now acting as the managed memory extraction subagent"
 _SUBAGENT = """
 Important Rules:
@@ -53,6 +55,7 @@ class QwenCode(NodeHarness[QwenCodeSettings]):
             "OPENAI_MODEL": request.model,
         }
         files = {_SETTINGS: json.dumps(self._own_settings())}
+        argv = with_skills(argv, settings, folder=_SKILLS)
         return Launch(ProcessSpec(argv, env, stdin=request.instruction), files)
 
     def expert_turns(self, commands: Sequence[str]) -> tuple[Message, ...]:
@@ -75,7 +78,12 @@ class QwenCode(NodeHarness[QwenCodeSettings]):
         return "subagent" if _SUBAGENT in prompt else "main"
 
     def _own_settings(self) -> dict[str, object]:
+        servers = json_servers(self._settings)
         return {
+            # Without the flag it has the model search for their tools first.
+            "mcpServers": {
+                name: {**server, "alwaysLoadTools": True} for name, server in servers.items()
+            },
             "privacy": {"usageStatisticsEnabled": False},
             "memory": {"enableManagedAutoMemory": self._settings.memory},
             "general": {"enableAutoUpdate": False},

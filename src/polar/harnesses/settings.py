@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from polar.tasks.problems import Refused
 
 __all__ = [
     "ClaudeCodeSettings",
     "CodexSettings",
+    "ExtensibleSettings",
     "GeminiCliSettings",
+    "HarnessSettings",
+    "McpServer",
     "MiniSweAgentSettings",
     "NodeProgramSettings",
     "OpenCodeSettings",
@@ -21,10 +26,38 @@ __all__ = [
 ]
 
 
-class ShellSettings(BaseModel):
-    """Settings of the `shell` harness: any command line."""
+_EXTENSIONS = {"mcp_servers": "MCP servers", "skills": "skills"}
+_EXTENSIBLE = "claude_code, codex, gemini_cli, opencode, qwen_code"
+
+
+def _absolute(path: Path) -> Path:
+    return path.expanduser().absolute()
+
+
+HostFolder = Annotated[Path, AfterValidator(_absolute)]
+"""Absolute, so that a run resumes from anywhere."""
+
+
+class HarnessSettings(BaseModel):
+    """What holds for the settings of every harness."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_extensions(cls, data: object) -> object:
+        """Say of what other harnesses can be given that this one cannot."""
+        for key, words in _EXTENSIONS.items():
+            if isinstance(data, dict) and key in data and key not in cls.model_fields:
+                raise Refused(
+                    f"`{key}`: this harness cannot be given {words}",
+                    fix=f"Leave it out, or choose one of: {_EXTENSIBLE}.",
+                )
+        return data
+
+
+class ShellSettings(HarnessSettings):
+    """Settings of the `shell` harness: any command line."""
 
     command: str
     """Line for `/bin/sh`; `{instruction}`, `{base_url}`, `{key}` and `{model}` are filled in,
@@ -35,10 +68,8 @@ class ShellSettings(BaseModel):
     """Host folders that it needs to see, at the same path."""
 
 
-class MiniSweAgentSettings(BaseModel):
+class MiniSweAgentSettings(HarnessSettings):
     """Settings of the `mini_swe_agent` harness."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     executable: Path | None = None
     """Path of `mini`; absent: Polar's own installation, then PATH."""
@@ -58,10 +89,8 @@ class MiniSweAgentSettings(BaseModel):
     """How often it tries a model call that fails."""
 
 
-class ProgramSettings(BaseModel):
+class ProgramSettings(HarnessSettings):
     """What can be set about every harness that is one installed program."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     executable: Path | None = None
     """Path of the program; absent: Polar's own installation, then PATH."""
@@ -71,6 +100,40 @@ class ProgramSettings(BaseModel):
     """Tokens that it believes the model can hold; it summarises the history when they are used."""
     extra_args: tuple[str, ...] = ()
     """More words for its command line."""
+
+
+class McpServer(BaseModel):
+    """A tool server that the harness starts in its sandbox and talks to by stdin and stdout."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    command: str = Field(min_length=1)
+    """Program, as the sandbox finds it."""
+    args: tuple[str, ...] = ()
+    """The rest of its command line."""
+    env: dict[str, str] = Field(default_factory=dict)
+    """More variables for its environment."""
+    read_only: tuple[HostFolder, ...] = ()
+    """Host folders that it needs to see, at the same path."""
+
+
+class ExtensibleSettings(ProgramSettings):
+    """What can be set about every harness that knows MCP servers and skills."""
+
+    mcp_servers: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")], McpServer] = Field(
+        default_factory=dict
+    )
+    """Name -> MCP server whose tools it offers to the model, beside its own."""
+    skills: tuple[HostFolder, ...] = ()
+    """Folders with a `SKILL.md`; each is copied into its home under the folder's name."""
+
+    @model_validator(mode="after")
+    def _tell_skills_apart(self) -> Self:
+        names = [path.name for path in self.skills]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise Refused(f"`skills`: two are named '{twice}'", fix="Rename a folder.")
+        return self
 
 
 class NodeProgramSettings(ProgramSettings):
@@ -99,7 +162,7 @@ class PiSettings(NodeProgramSettings):
     """How often it repeats a model call that fails."""
 
 
-class CodexSettings(ProgramSettings):
+class CodexSettings(ExtensibleSettings):
     """Settings of the `codex` harness."""
 
     subagents: bool = False
@@ -108,7 +171,7 @@ class CodexSettings(ProgramSettings):
     """How often it repeats a model call that fails or breaks off."""
 
 
-class ClaudeCodeSettings(ProgramSettings):
+class ClaudeCodeSettings(ExtensibleSettings):
     """Settings of the `claude_code` harness."""
 
     tools: tuple[str, ...] = ("Bash", "Edit", "Read", "Write")
@@ -123,7 +186,7 @@ class ClaudeCodeSettings(ProgramSettings):
     """How often it repeats a model call that fails."""
 
 
-class QwenCodeSettings(NodeProgramSettings):
+class QwenCodeSettings(NodeProgramSettings, ExtensibleSettings):
     """Settings of the `qwen_code` harness."""
 
     bare: bool = False
@@ -132,11 +195,11 @@ class QwenCodeSettings(NodeProgramSettings):
     """Whether a sub-agent writes down memories after each task: model calls of kind auxiliary."""
 
 
-class GeminiCliSettings(NodeProgramSettings):
+class GeminiCliSettings(NodeProgramSettings, ExtensibleSettings):
     """Settings of the `gemini_cli` harness."""
 
 
-class OpenCodeSettings(ProgramSettings):
+class OpenCodeSettings(ExtensibleSettings):
     """Settings of the `opencode` harness."""
 
     max_tokens: int = Field(default=4096, ge=1)

@@ -109,8 +109,9 @@ def _dotted(loc: tuple[int | str, ...]) -> str:
 def _keys_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[str, ...]:
     """List the keys of the model that is found at a place inside another one."""
     for part in loc:
-        if isinstance(part, str):
-            model = _inner_model(model.model_fields[part].annotation) or model
+        field = model.model_fields.get(part) if isinstance(part, str) else None
+        if field is not None:  # else a place in a list, or a key that the user chose
+            model = _inner_model(field.annotation) or model
     return tuple(model.model_fields)
 
 
