@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from polar.harnesses.base import Harness
 from polar.rendering.tiny import tiny_renderer
 from polar.runtimes import default_runtime
 from polar.trajectory import build
-from polar.types import Call, CallId, CallKind, Message, ToolCall
+from polar.types import Call, CallKind, Message, ToolCall
 
 ROOMY = 2_000_000
 """Tokens of context that no session of these tests fills."""
@@ -101,13 +102,9 @@ class Account:
     def sampled(self, kind: CallKind) -> int:
         return sum(len(call.sampled_ids) for call in self.by_kind.get(kind, ()))
 
-    def forks(self) -> dict[CallId, str]:
-        return {call.id: call.fork_reason for call in self.calls if call.fork_reason is not None}
 
-    def is_chain(self, kind: CallKind) -> bool:
-        """Tell whether the calls of a kind begin afresh once and then extend one another."""
-        first, *rest = calls = self.by_kind[kind]
-        return first.parent_id is None and all(
-            call.parent_id == earlier.id and call.fork_reason is None
-            for earlier, call in zip(calls, rest, strict=False)
-        )
+def is_chain(calls: Sequence[Call]) -> bool:
+    """Tell whether calls begin afresh once and then extend one another."""
+    return calls[0].parent_id is None and all(
+        call.parent_id == before.id and call.fork_reason is None for before, call in pairwise(calls)
+    )

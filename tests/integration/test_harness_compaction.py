@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 import pytest
-from scripted_sessions import ROOMY, Account, Turn, made, played, run, say
+from scripted_sessions import ROOMY, Account, Turn, is_chain, made, played, run, say
 
 from polar.types import Message
 
@@ -102,7 +102,7 @@ async def test_pi_has_a_history_that_is_too_long_summarised_when_its_work_is_ove
     assert session.wrote, session.result
     account = Account(session.calls)
     assert account.kinds() == ["main"] * len(work) + ["compaction"]
-    assert account.is_chain("main")
+    assert is_chain(account.by_kind["main"])
     assert session.forks == ("compaction",)
     assert account.dropped == {"kind_compaction": account.sampled("compaction")}
     assert session.fidelity.kept == account.sampled("main")

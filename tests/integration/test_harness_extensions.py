@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from scripted_sessions import ROOMY, Account, Turn, made, played, run, say, use
+from scripted_sessions import ROOMY, Account, Turn, is_chain, made, played, run, say, use
 
 from polar.types import Message
 
@@ -106,7 +106,7 @@ async def test_the_model_calls_a_tool_of_an_mcp_server(name, server, session_fol
     assert len(offered) == 1
     account = Account(session.calls)
     assert account.kinds() == ["main"] * 3
-    assert account.is_chain("main")
+    assert is_chain(account.by_kind["main"])
     assert 'a feather weighs nine pounds "of" ä' in session.calls[1].messages[-1].content
     assert session.fidelity.kept == session.fidelity.sampled > 0
 

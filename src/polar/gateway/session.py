@@ -20,9 +20,9 @@ from polar.errors import (
 from polar.gateway.assembly import Assembled, Assembly
 from polar.gateway.call import CallEnvironment, CallRequest, RunningCall
 from polar.gateway.conversations import Conversations
+from polar.gateway.forks import ForkReasons
 from polar.gateway.interception import Intercepted, Interception
 from polar.gateway.policy import SessionPolicy, SessionUsage, UsageCounter
-from polar.gateway.summaries import Summaries
 from polar.rendering import SessionSplicer
 from polar.rendering.base import Renderer
 from polar.types import Call, CallId, CallKind, Chat, Sampling, Session
@@ -56,7 +56,7 @@ class OpenSession:
         self._environment = environment
         self._splicer = SessionSplicer(environment.renderer)
         self._conversations = Conversations()
-        self._summaries = Summaries()
+        self._fork_reasons = ForkReasons()
         self._begun = 0
         self._joinable: dict[bytes, RunningCall] = {}
         self._running: set[RunningCall] = set()
@@ -140,7 +140,7 @@ class OpenSession:
         kind = self._policy.kind_of(chat, headers)
         intercepted = self._intercepted(chat)
         seen, model = intercepted.seen, self._chosen(intercepted)
-        prepared = self._summaries.explain(self._splicer.prepare(seen), kind, seen.messages)
+        prepared = self._fork_reasons.explain(self._splicer.prepare(seen), kind, seen.messages)
         sampling = self._sampling(seen.sampling, len(prepared.prompt_ids))
         request = CallRequest(
             id=CallId(f"call-{environment.new_id()}"),
@@ -212,7 +212,7 @@ class OpenSession:
         """Let later calls extend this one; a copy that was cut is not what was sampled."""
         self._counter.add_call(call)
         self._splicer.record(replace(call, reply=assembled.sampled))
-        self._summaries.add(call)
+        self._fork_reasons.add(call)
         finished = call.finish_reason not in ("abandoned", "error")
         if finished and chat.stored:
             said = chat.messages[int(chat.instructed) :]

@@ -1,9 +1,9 @@
-"""Forks that a harness made to shorten its history have that as their reason, and no others."""
+"""Forks for a summary, and first calls of sub-agents, have that as their reason, and no others."""
 
 import numpy as np
 import pytest
 
-from polar.gateway.summaries import Summaries
+from polar.gateway.forks import ForkReasons
 from polar.rendering import Prepared
 from polar.types import Call, CallId, Message, Sampling, SessionId
 
@@ -33,8 +33,8 @@ def recorded(kind, text) -> Call:
     )
 
 
-def after(*texts) -> Summaries:
-    summaries = Summaries()
+def after(*texts) -> ForkReasons:
+    summaries = ForkReasons()
     for text in texts:
         summaries.add(recorded("compaction", text))
     return summaries
@@ -81,7 +81,7 @@ def test_each_of_several_summaries_explains_its_own_fork():
 
 
 def test_only_compactions_bring_summaries():
-    summaries = Summaries()
+    summaries = ForkReasons()
     summaries.add(recorded("auxiliary", SUMMARY))
 
     assert reason(summaries, USED) == "new_conversation"
@@ -90,3 +90,19 @@ def test_only_compactions_bring_summaries():
 @pytest.mark.parametrize("text", ["", "  \n", "<summary>\n</summary>"])
 def test_an_empty_summary_explains_nothing(text):
     assert reason(after(text), USED) == "new_conversation"
+
+
+@pytest.mark.parametrize("kind", ["subagent", "auxiliary"])
+def test_what_begins_beside_the_work_is_a_new_conversation_however_alike(kind):
+    assert reason(after(), (TASK,), found="edited_message", kind=kind) == "new_conversation"
+
+
+@pytest.mark.parametrize("kind", ["subagent", "auxiliary"])
+def test_what_goes_on_beside_the_work_and_changes_keeps_its_reason(kind):
+    messages = (TASK, Message("assistant", "I looked."))
+
+    assert reason(after(), messages, found="edited_message", kind=kind) == "edited_message"
+
+
+def test_a_main_call_that_has_no_reply_any_more_keeps_its_reason():
+    assert reason(after(), (TASK,), found="edited_message") == "edited_message"

@@ -1,4 +1,4 @@
-"""Which conversations go on from a summary that the model was asked for."""
+"""What the kinds of calls tell about why a request extends no earlier one."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from dataclasses import replace
 from polar.rendering import Prepared
 from polar.types import Call, CallKind, Message
 
-__all__ = ["COMPACTION", "Summaries"]
-
-COMPACTION = "compaction"
-"""The reason of a fork that a harness made to shorten its history."""
+__all__ = ["ForkReasons"]
 
 _REWRITES = ("changed_tools", "edited_message", "new_conversation")
 _TAG = re.compile(r"</?\w+>")
 
 
-class Summaries:
-    """Tells a history that was summarised from one that was changed for another reason.
+class ForkReasons:
+    """Corrects the reasons of forks that can be told only with the kinds of a session's calls.
 
-    Harnesses keep the end of a summary, whatever they wrap it in or leave out of its beginning
-    (the model's analysis). Each summary explains one fork: later ones have reasons of their own.
+    A history that was summarised forks for a `compaction`. Harnesses keep the end of a summary,
+    whatever they wrap it in or leave out of its beginning (the model's analysis). Each summary
+    explains one fork: later ones have reasons of their own.
+
+    A sub-agent or a side call that has had no reply yet is a `new_conversation`, even where it
+    begins as another one does.
     """
 
     def __init__(self) -> None:
@@ -35,7 +36,7 @@ class Summaries:
             self._endings.append(ending)
 
     def explain(self, prepared: Prepared, kind: CallKind, messages: Sequence[Message]) -> Prepared:
-        """Give a fork its reason, if it is a summary: one that is asked for, or one in use.
+        """Give a fork the reason that its kind and the summaries so far show, if they do.
 
         Args:
             prepared: The prompt of a request, with the reason that its messages show.
@@ -45,10 +46,13 @@ class Summaries:
         if prepared.fork_reason not in _REWRITES:
             return prepared
         used = [ending for ending in self._endings if _holds(messages, ending)]
-        if kind != "compaction" and not used:
-            return prepared
         self._endings = [ending for ending in self._endings if ending not in used]
-        return replace(prepared, fork_reason=COMPACTION)
+        if kind == "compaction" or used:
+            return replace(prepared, fork_reason="compaction")
+        aside = kind in ("subagent", "auxiliary")
+        if aside and all(message.role != "assistant" for message in messages):
+            return replace(prepared, fork_reason="new_conversation")
+        return prepared
 
 
 def _ending(summary: str) -> str:
