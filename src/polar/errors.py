@@ -18,7 +18,9 @@ PolarError                what went wrong, where, and what to do about it
 ├── GatewayError          the gateway could not start (a port in use)          exit code 7
 │   └── InterceptorFailed an interceptor broke on a request                    (HTTP 500)
 ├── BadRequest            a harness sent what the dialect does not support (HTTP 400)
-│   └── RequestTooLarge   a request is larger than the gateway takes           (HTTP 413)
+│   ├── RequestTooLarge   a request is larger than the gateway takes           (HTTP 413)
+│   ├── RequestTooSlow    a request did not arrive whole in time               (HTTP 408)
+│   └── ReplyTooLarge     a reply grew larger than the gateway gives           (HTTP 400)
 ├── UnknownRoute          no dialect serves this method and path (HTTP 404)
 ├── Unauthorized          an unknown session key (HTTP 401)
 ├── FidelityError         a law of token fidelity does not hold                exit code 8
@@ -40,7 +42,9 @@ __all__ = [
     "JournalError",
     "ModelMissing",
     "PolarError",
+    "ReplyTooLarge",
     "RequestTooLarge",
+    "RequestTooSlow",
     "RuntimeFailed",
     "ServerFailed",
     "ServerLost",
@@ -170,6 +174,14 @@ class BadRequest(PolarError):
 
 class RequestTooLarge(BadRequest):
     """A request body is larger than the gateway takes."""
+
+
+class RequestTooSlow(BadRequest):
+    """A request did not arrive whole in time."""
+
+
+class ReplyTooLarge(BadRequest):
+    """A reply grew larger than the gateway gives; asking again would end the same way."""
 
 
 class UnknownRoute(PolarError):

@@ -12,7 +12,9 @@ from polar.errors import (
     ContextOverflow,
     EngineError,
     PolarError,
+    ReplyTooLarge,
     RequestTooLarge,
+    RequestTooSlow,
     Unauthorized,
     UnknownRoute,
 )
@@ -91,6 +93,8 @@ def test_a_keepalive_is_a_data_event_and_not_a_comment(dialect):
         (Unauthorized("who"), 401),
         (UnknownRoute("where"), 404),
         (RequestTooLarge("big"), 413),
+        (RequestTooSlow("late"), 408),
+        (ReplyTooLarge("long"), 400),
         (PolarError("broken"), 500),
         (EngineError("down"), 503),
     ],

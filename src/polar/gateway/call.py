@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -12,7 +12,14 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from polar.engines.base import Chunk, Engine, SampleRequest
-from polar.errors import EngineError, JournalError, PolarError, StaleAttempt, Unauthorized
+from polar.errors import (
+    EngineError,
+    JournalError,
+    PolarError,
+    ReplyTooLarge,
+    StaleAttempt,
+    Unauthorized,
+)
 from polar.gateway.assembly import Assembled, Assembly
 from polar.gateway.feed import Feed
 from polar.gateway.pauses import Pauses
@@ -23,11 +30,13 @@ from polar.types import (
     CallId,
     CallKind,
     Chat,
+    Delta,
     FinishReason,
     Reply,
     Sampling,
     Sent,
     Session,
+    ToolCallStart,
     Usage,
 )
 
@@ -46,6 +55,8 @@ class CallEnvironment:
     clock: Callable[[], float]
     engine_timeout_s: float
     pause_timeout_s: float
+    max_reply_bytes: int
+    """UTF-8 bytes of text, reasoning and tool arguments."""
     on_failure: Callable[[JournalError], None]
     """Told when the journal can no longer be written."""
 
@@ -101,6 +112,7 @@ class RunningCall:
         self._on_done = on_done
         self._started_at = environment.clock()
         self._chunks: list[Chunk] = []
+        self._given_bytes = 0
         self._interruption: PolarError | None = None
         self._abandoned = False
         self._started = False
@@ -188,12 +200,24 @@ class RunningCall:
             async for chunk in chunks:
                 self._heard_at = now()
                 self._chunks.append(chunk)
-                self.feed.put(self._assembly.feed(chunk.token_ids))
+                self._give(self._assembly.feed(chunk.token_ids))
                 if self._assembly.stopped:
                     return "stop"
                 if chunk.finish_reason is not None:
                     return chunk.finish_reason
         raise EngineError("the engine ended its stream without a finish reason")
+
+    def _give(self, deltas: Sequence[Delta]) -> None:
+        """Let the clients have what is new, unless it is too much."""
+        self._given_bytes += sum(map(_size_bytes, deltas))
+        limit = self._environment.max_reply_bytes
+        if self._given_bytes > limit:
+            self._abandoned = True
+            raise ReplyTooLarge(
+                f"the reply grew larger than {limit} bytes",
+                fix="Ask for fewer tokens, or raise `gateway.max_reply_mb`.",
+            )
+        self.feed.put(deltas)
 
     @asynccontextmanager
     async def _watched(self) -> AsyncIterator[None]:
@@ -284,6 +308,10 @@ class RunningCall:
             return Unauthorized("the session has ended")
         self._environment.on_failure(error)
         return PolarError("the call could not be put on record, so its reply is not given")
+
+
+def _size_bytes(delta: Delta) -> int:
+    return 0 if isinstance(delta, ToolCallStart) else len(delta.text.encode())
 
 
 @runtime_checkable

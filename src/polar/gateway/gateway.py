@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from polar import dialects
@@ -13,6 +13,7 @@ from polar.dialects import Dialect
 from polar.engines.base import Capabilities, Engine
 from polar.errors import EngineRefused, GatewayError, JournalError
 from polar.gateway.call import CallEnvironment
+from polar.gateway.connections import ConnectionLimits, Cut
 from polar.gateway.http import GatewayApp
 from polar.gateway.interception import Interception
 from polar.gateway.pauses import Pauses
@@ -68,6 +69,7 @@ class Gateway:
             clock=clock,
             engine_timeout_s=self._settings.engine_timeout_s,
             pause_timeout_s=self._settings.pause_timeout_s,
+            max_reply_bytes=int(self._settings.max_reply_mb * 2**20),
             on_failure=self._fail,
         )
         self._capabilities: Capabilities | None = None
@@ -75,6 +77,7 @@ class Gateway:
         self._by_id: dict[SessionId, OpenSession] = {}
         self._closed: OrderedDict[SessionId, SessionUsage] = OrderedDict()
         self._failure: JournalError | None = None
+        self._cuts: Counter[Cut] = Counter()
         self._app = GatewayApp(
             wire_formats or [dialects.load(name) for name in dialects.names()],
             find_session=self._by_key.get,
@@ -88,6 +91,11 @@ class Gateway:
         """The first failure to put a call on record; a run stops at it."""
         return self._failure
 
+    @property
+    def cut_connections(self) -> Mapping[Cut, int]:
+        """Count the connections that were cut because the client was too slow, by reason."""
+        return dict(self._cuts)
+
     @asynccontextmanager
     async def serve(self, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[Address]:
         """Probe the engine and listen until the context is left; then close all sessions.
@@ -98,7 +106,7 @@ class Gateway:
             GatewayError: The address cannot be used.
         """
         self._capabilities = await _probe(self._engine)
-        async with serve_app(self._app, host=host, port=port) as address:
+        async with serve_app(self._app, host=host, port=port, limits=self._limits()) as address:
             try:
                 yield address
             finally:
@@ -176,6 +184,16 @@ class Gateway:
         if self._capabilities is None:
             raise GatewayError("the gateway does not serve yet", fix="Enter `serve()` first.")
         return self._capabilities
+
+    def _limits(self) -> ConnectionLimits:
+        settings = self._settings
+        return ConnectionLimits(
+            head_timeout_s=settings.head_timeout_s,
+            body_timeout_s=settings.body_timeout_s,
+            read_timeout_s=settings.read_timeout_s,
+            max_head_bytes=int(settings.max_head_kb * 1024),
+            on_cut=lambda cut: self._cuts.update([cut]),
+        )
 
     def _fail(self, error: JournalError) -> None:
         self._failure = self._failure or error

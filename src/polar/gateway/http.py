@@ -10,7 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from polar.dialects import CountsTokens, Dialect, Route, StreamEncoder
-from polar.errors import BadRequest, PolarError, RequestTooLarge, Unauthorized, UnknownRoute
+from polar.errors import (
+    BadRequest,
+    PolarError,
+    RequestTooLarge,
+    RequestTooSlow,
+    Unauthorized,
+    UnknownRoute,
+)
 from polar.gateway.call import RunningCall
 from polar.gateway.feed import Ending, Reader
 from polar.gateway.session import OpenSession
@@ -117,7 +124,7 @@ class GatewayApp:
         receive: Receive,
         send: Send,
     ) -> None:
-        body = await _read_body(receive, limit_bytes=int(self._settings.max_request_mb * 2**20))
+        body = await self._read(receive)
         chat = target.dialect.parse(body, target.params)
         if target.route.serves == "count":
             await self._send_count(target.dialect, session.prompt_tokens(chat), send)
@@ -128,6 +135,16 @@ class GatewayApp:
                 await self._stream(target.dialect, chat, call, send)
             else:
                 await self._reply(target.dialect, chat, call, send)
+
+    async def _read(self, receive: Receive) -> bytes:
+        timeout_s = self._settings.body_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await _read_body(
+                    receive, limit_bytes=int(self._settings.max_request_mb * 2**20)
+                )
+        except TimeoutError as error:
+            raise RequestTooSlow(f"the request was not complete after {timeout_s:g} s") from error
 
     async def _reply(self, dialect: Dialect, chat: Chat, call: RunningCall, send: Send) -> None:
         with call.feed.reader() as reader:
@@ -181,8 +198,12 @@ class GatewayApp:
 
     async def _send_error(self, dialect: Dialect, error: PolarError, send: Send) -> None:
         status, body = dialect.error(error)
-        retry = (b"retry-after", str(self._settings.retry_after_s).encode())
-        await _send_whole(send, status, body, *((retry,) if status in (429, 503) else ()))
+        headers = []
+        if status in (429, 503):
+            headers.append((b"retry-after", str(self._settings.retry_after_s).encode()))
+        if isinstance(error, RequestTooSlow):
+            headers.append((b"connection", b"close"))  # the rest of it is not waited for
+        await _send_whole(send, status, body, *headers)
 
 
 class _ClientGone(Exception):

@@ -7,11 +7,13 @@ import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import uvicorn
 
 from polar.errors import GatewayError
+from polar.gateway.connections import ConnectionLimits, LimitedProtocol
 
 __all__ = ["Address", "serve_app"]
 
@@ -55,13 +57,16 @@ class _Server(uvicorn.Server):
 
 
 @asynccontextmanager
-async def serve_app(app: Any, *, host: str, port: int) -> AsyncIterator[Address]:
+async def serve_app(
+    app: Any, *, host: str, port: int, limits: ConnectionLimits
+) -> AsyncIterator[Address]:
     """Serve until the context is left.
 
     Args:
         app: An ASGI application.
         host: Address to listen on.
         port: Port to listen on; 0 chooses a free one.
+        limits: What a client may take of time and room.
 
     Raises:
         GatewayError: The address cannot be used.
@@ -69,7 +74,7 @@ async def serve_app(app: Any, *, host: str, port: int) -> AsyncIterator[Address]
     listener = _listen(host, port)
     config = uvicorn.Config(
         app,
-        http="httptools",
+        http=cast(type[asyncio.Protocol], partial(LimitedProtocol, limits)),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -97,6 +102,8 @@ def _listen(host: str, port: int) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # A client that vanished without a word is noticed while it is waited for.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         listener.bind((host, port))
         listener.listen(2048)
     except (OSError, OverflowError) as error:

@@ -65,5 +65,17 @@ class GatewaySettings(BaseModel):
     """What a client is told to wait when the engine fails."""
     max_request_mb: float = Field(default=64.0, gt=0)
     """Largest request body."""
+    max_reply_mb: float = Field(default=16.0, gt=0)
+    """Largest reply: UTF-8 bytes of text, reasoning and tool arguments, however it is delivered.
+    At this size sampling stops, and the call goes on record as abandoned."""
+    max_head_kb: float = Field(default=128.0, gt=0)
+    """Largest head of a request: method, path and headers."""
+    head_timeout_s: float = Field(default=60.0, gt=0)
+    """Longest time for the head of a request to arrive whole; then the connection is cut."""
+    body_timeout_s: float = Field(default=120.0, gt=0)
+    """Longest time for the body of a request to arrive whole; then it is answered with 408."""
+    read_timeout_s: float = Field(default=120.0, gt=0)
+    """Longest time for a client to take what waits for it; then the connection is cut, and the
+    call goes on record as abandoned if it still ran."""
     interceptors: tuple[InterceptorSpec, ...] = ()
     """What rewrites requests before the model sees them, in this order; both sides go on record."""

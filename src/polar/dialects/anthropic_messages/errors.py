@@ -10,6 +10,7 @@ from polar.errors import (
     EngineError,
     PolarError,
     RequestTooLarge,
+    RequestTooSlow,
     Unauthorized,
     UnknownRoute,
 )
@@ -19,6 +20,7 @@ __all__ = ["write_error"]
 _KINDS: tuple[tuple[type[PolarError], tuple[int, str]], ...] = (
     (ContextOverflow, (400, "invalid_request_error")),
     (RequestTooLarge, (413, "request_too_large")),
+    (RequestTooSlow, (408, "timeout_error")),
     (BadRequest, (400, "invalid_request_error")),
     (Unauthorized, (401, "authentication_error")),
     (UnknownRoute, (404, "not_found_error")),

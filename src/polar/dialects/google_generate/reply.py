@@ -24,6 +24,7 @@ from polar.errors import (
     EngineError,
     PolarError,
     RequestTooLarge,
+    RequestTooSlow,
     Unauthorized,
     UnknownRoute,
 )
@@ -55,6 +56,7 @@ _FINISH: dict[FinishReason, str] = {
 _ERRORS: tuple[tuple[type[PolarError], tuple[int, str]], ...] = (
     (ContextOverflow, (400, "INVALID_ARGUMENT")),
     (RequestTooLarge, (413, "INVALID_ARGUMENT")),
+    (RequestTooSlow, (408, "DEADLINE_EXCEEDED")),
     (BadRequest, (400, "INVALID_ARGUMENT")),
     (Unauthorized, (401, "UNAUTHENTICATED")),
     (UnknownRoute, (404, "NOT_FOUND")),

@@ -13,6 +13,7 @@ from polar.errors import (
     EngineError,
     PolarError,
     RequestTooLarge,
+    RequestTooSlow,
     Unauthorized,
     UnknownRoute,
 )
@@ -34,6 +35,7 @@ __all__ = ["ChunkEncoder", "write_error", "write_models", "write_response"]
 _ERRORS: tuple[tuple[type[PolarError], tuple[int, str, str | None]], ...] = (
     (ContextOverflow, (400, "invalid_request_error", "context_length_exceeded")),
     (RequestTooLarge, (413, "invalid_request_error", "request_too_large")),
+    (RequestTooSlow, (408, "invalid_request_error", "request_timeout")),
     (BadRequest, (400, "invalid_request_error", None)),
     (Unauthorized, (401, "invalid_request_error", "invalid_api_key")),
     (UnknownRoute, (404, "invalid_request_error", "unknown_url")),
