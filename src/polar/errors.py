@@ -16,7 +16,8 @@ PolarError                what went wrong, where, and what to do about it
 ├── JournalError          the journal could not be written or read (full disk) exit code 6
 │   └── StaleAttempt      a newer attempt of the session has begun
 ├── GatewayError          the gateway could not start (a port in use)          exit code 7
-│   └── InterceptorFailed an interceptor broke on a request                    (HTTP 500)
+│   ├── InterceptorFailed an interceptor broke on a request                    (HTTP 500)
+│   └── ScorerFailed      a scorer broke on a call; never reaches a harness
 ├── BadRequest            a harness sent what the dialect does not support (HTTP 400)
 │   ├── RequestTooLarge   a request is larger than the gateway takes           (HTTP 413)
 │   ├── RequestTooSlow    a request did not arrive whole in time               (HTTP 408)
@@ -46,6 +47,7 @@ __all__ = [
     "RequestTooLarge",
     "RequestTooSlow",
     "RuntimeFailed",
+    "ScorerFailed",
     "ServerFailed",
     "ServerLost",
     "SetupError",
@@ -166,6 +168,10 @@ class GatewayError(PolarError):
 
 class InterceptorFailed(GatewayError):
     """An interceptor broke on a request, so the model was not asked."""
+
+
+class ScorerFailed(GatewayError):
+    """A scorer broke on a call, which therefore has no score."""
 
 
 class BadRequest(PolarError):

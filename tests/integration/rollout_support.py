@@ -14,7 +14,7 @@ from typing import cast
 
 from polar.engines import Chunk, SampleRequest, TapedEngine
 from polar.engines.scripted import Script, ScriptedEngine
-from polar.gateway import Gateway
+from polar.gateway import Gateway, GatewaySettings
 from polar.harnesses.settings import ShellSettings
 from polar.harnesses.shell import Shell
 from polar.rendering.tiny import tiny_renderer
@@ -147,7 +147,13 @@ class World:
 
 
 @asynccontextmanager
-async def world(folder: Path, script: Script | None = None, **engine) -> AsyncIterator[World]:
+async def world(
+    folder: Path,
+    script: Script | None = None,
+    *,
+    gateway: GatewaySettings | None = None,
+    **engine,
+) -> AsyncIterator[World]:
     """Start the parts of a rollout in a folder."""
     program = folder / "agent.py"
     program.write_text(AGENT)
@@ -158,13 +164,13 @@ async def world(folder: Path, script: Script | None = None, **engine) -> AsyncIt
     taped = TapedEngine(scripted, folder / "engine.tape")
     runtime = LocalRuntime(LocalSettings(preload=False))
     async with SqliteJournal.open(folder / "journal.sqlite") as journal:
-        gateway = Gateway(taped, RENDERER, journal)
-        async with gateway.serve() as address:
+        served = Gateway(taped, RENDERER, journal, gateway)
+        async with served.serve() as address:
             yield World(
                 folder=folder,
                 journal=journal,
                 engine=scripted,
-                gateway=gateway,
+                gateway=served,
                 url=address.url,
                 runtime=runtime,
                 harness=Shell(shell),

@@ -18,6 +18,7 @@ from polar.gateway.http import GatewayApp
 from polar.gateway.interception import Interception
 from polar.gateway.pauses import Pauses
 from polar.gateway.policy import SessionPolicy, SessionUsage
+from polar.gateway.scoring import Scoring
 from polar.gateway.server import Address, serve_app
 from polar.gateway.session import OpenSession, SessionEnvironment
 from polar.gateway.settings import GatewaySettings
@@ -61,6 +62,8 @@ class Gateway:
         self._settings = settings or GatewaySettings()
         self._new_id = new_id
         self._interception = Interception.of(self._settings.interceptors)
+        spec = self._settings.scorer
+        self._scoring = None if spec is None else Scoring.of(spec, journal, on_failure=self._fail)
         self._pauses = Pauses(monotonic)
         self._calls = CallEnvironment(
             engine=engine,
@@ -126,6 +129,7 @@ class Gateway:
             calls=self._calls,
             renderer=self._renderer,
             interception=self._interception,
+            scoring=self._scoring,
             models=(probed.model, *probed.other_models),
             max_context=probed.max_context,
             disconnect_grace_s=self._settings.disconnect_grace_s,
@@ -136,7 +140,9 @@ class Gateway:
         self._by_id[session.id] = self._by_key[session.key] = opened
 
     async def close(self, session_id: SessionId) -> SessionUsage:
-        """Turn a session's key away, abandon its running calls and wait until they are on record.
+        """Turn a session's key away, abandon its running calls and wait until all is on record.
+
+        That is its calls, and their scores where calls are scored.
 
         Raises:
             GatewayError: The session is not open.

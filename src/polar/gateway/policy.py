@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from polar.store.base import Scored, Unscored
 from polar.types import Call, CallKind, Chat
 
 __all__ = ["SessionPolicy", "SessionUsage", "UsageCounter"]
@@ -47,6 +48,10 @@ class SessionUsage:
     """Requests that were answered by an identical call already running."""
     refused_by_interceptors: int = 0
     """Requests that never became a call, because an interceptor refused them or broke."""
+    scored_calls: int = 0
+    """Calls that user code gave a score."""
+    unscored_calls: int = 0
+    """Calls that it gave none, because it broke or had none to give; the journal says why."""
     forks: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     """Reason -> calls that extended no earlier call."""
 
@@ -75,6 +80,10 @@ class UsageCounter:
     def add_refused_by_interceptor(self) -> None:
         """Count a request that an interceptor stopped."""
         self._counts["refused_by_interceptors"] += 1
+
+    def add_score(self, result: Scored | Unscored) -> None:
+        """Count what became of the scoring of a call."""
+        self._counts["scored_calls" if isinstance(result, Scored) else "unscored_calls"] += 1
 
     def usage(self) -> SessionUsage:
         """Take the counts as they are now."""

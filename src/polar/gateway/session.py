@@ -23,6 +23,7 @@ from polar.gateway.conversations import Conversations
 from polar.gateway.forks import ForkReasons
 from polar.gateway.interception import Intercepted, Interception
 from polar.gateway.policy import SessionPolicy, SessionUsage, UsageCounter
+from polar.gateway.scoring import Scoring
 from polar.rendering import SessionSplicer
 from polar.rendering.base import Renderer
 from polar.types import Call, CallId, CallKind, Chat, Sampling, Session
@@ -37,6 +38,8 @@ class SessionEnvironment:
     calls: CallEnvironment
     renderer: Renderer
     interception: Interception
+    scoring: Scoring | None
+    """Absent: calls are not scored."""
     models: tuple[str, ...]
     """Names of models that can be chosen; the first is the one that is trained."""
     max_context: int
@@ -60,6 +63,7 @@ class OpenSession:
         self._begun = 0
         self._joinable: dict[bytes, RunningCall] = {}
         self._running: set[RunningCall] = set()
+        self._scoring: set[asyncio.Task[None]] = set()
         self._counter = UsageCounter()
 
     def usage(self) -> SessionUsage:
@@ -109,12 +113,14 @@ class OpenSession:
             call.restart_timeout()
 
     async def aclose(self) -> None:
-        """Abandon what runs and wait until it is on record."""
+        """Abandon what runs and wait until it is on record, and all scores are."""
         running = tuple(self._running)
         for call in running:
             call.abandon(Unauthorized("the session has ended"))
         for call in running:
             await call.wait_recorded()
+        if self._scoring:
+            await asyncio.wait(self._scoring)
 
     def _continued(self, chat: Chat) -> Chat:
         """Put the conversation that a request continues between its instructions and the rest."""
@@ -217,6 +223,15 @@ class OpenSession:
         if finished and chat.stored:
             said = chat.messages[int(chat.instructed) :]
             self._conversations.add(call.id, (*said, assembled.given))
+        self._score(call)
+
+    def _score(self, call: Call) -> None:
+        """Have a call scored in a task of its own, which keeps no client waiting."""
+        scoring = self._environment.scoring
+        if scoring is not None and scoring.wants(call):
+            task = asyncio.create_task(scoring.score(call, on_scored=self._counter.add_score))
+            self._scoring.add(task)
+            task.add_done_callback(self._scoring.discard)
 
     def _deserted(self, call: RunningCall) -> None:
         grace_s = self._environment.disconnect_grace_s

@@ -8,10 +8,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from polar.errors import ConfigError
 from polar.gateway import interceptors
+from polar.gateway.scorers.settings import ScorerSpec
 from polar.gateway.user_code import FunctionName
 from polar.tasks.problems import Refused, problems_in
 
-__all__ = ["GatewaySettings", "InterceptorSpec"]
+__all__ = ["GatewaySettings", "InterceptorSpec", "ScorerSpec"]
 
 
 class InterceptorSpec(BaseModel):
@@ -79,3 +80,5 @@ class GatewaySettings(BaseModel):
     call goes on record as abandoned if it still ran."""
     interceptors: tuple[InterceptorSpec, ...] = ()
     """What rewrites requests before the model sees them, in this order; both sides go on record."""
+    scorer: ScorerSpec | None = None
+    """What scores calls once they are on record; absent: nothing does."""

@@ -22,6 +22,7 @@ from polar.runtimes.base import ExecResult, Runtime, Sandbox, SandboxSpec
 from polar.store.base import Journal, SessionRecord
 from polar.tasks import lay_out
 from polar.types import (
+    CallId,
     Cancelled,
     Completed,
     Failed,
@@ -361,7 +362,7 @@ class Rollout:
             builder=self._settings.builder,
             policy=trajectory.BuildPolicy(max_trace_tokens=self._settings.max_trace_tokens),
         )
-        return Trajectory(
+        return await self._credited(session, built, outcome) or Trajectory(
             session_id=session.id,
             task_id=task.id,
             group_id=session.group_id,
@@ -370,6 +371,17 @@ class Rollout:
             outcome=outcome,
             report=built.report,
         )
+
+    async def _credited(
+        self, session: Session, built: trajectory.Built, outcome: Outcome
+    ) -> Trajectory | None:
+        """Give credit as the settings say; None where nothing was graded."""
+        settings = self._settings
+        policy = trajectory.CreditPolicy(by=settings.credit, discount=settings.discount)
+        scores: Mapping[CallId, float] = {}
+        if policy.by == "steps":
+            scores = await self._journal.scores(session.id, session.attempt)
+        return trajectory.credit(session, built, outcome, policy=policy, step_rewards=scores)
 
 
 _FOREVER_S = 7 * 86_400.0
