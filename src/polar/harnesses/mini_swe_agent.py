@@ -73,6 +73,8 @@ echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT
 ```
 """
 _TEXT_ACTION = r"```bash\s*\n(.*?)\n```"
+_OWN_BLOCK = "mswea_bash_command"
+"""How the harness's own prompt calls a block of commands."""
 _TEXT_FORMAT_ERROR = "{{error}} Reply with exactly one ```bash block."
 _TOOLS_SYSTEM = """\
 You do tasks in a Linux shell with the bash tool, one call a reply. When the task is done, run:
@@ -146,7 +148,8 @@ class MiniSweAgent:
 
     def _expert_turn(self, index: int, command: str) -> Message:
         if self._settings.actions == "text":
-            return Message("assistant", f"```bash\n{command}\n```")
+            block = "bash" if self._settings.prompt == "short" else _OWN_BLOCK
+            return Message("assistant", f"```{block}\n{command}\n```")
         call = ToolCall(f"expert{index}", "bash", json.dumps({"command": command}))
         return Message("assistant", "", tool_calls=(call,))
 

@@ -147,6 +147,15 @@ def test_text_actions_have_their_own_default_prompt(harness):
     assert config_of(made)["model"]["model_class"] == "litellm_textbased"
 
 
+@pytest.mark.parametrize(
+    ("prompt", "block"), [("short", "bash"), ("default", "mswea_bash_command")]
+)
+def test_an_expert_writes_the_block_that_the_prompt_asks_for(harness, prompt, block):
+    first, *_ = harness(prompt=prompt).expert_turns(["true"])
+
+    assert first.content == f"```{block}\ntrue\n```"
+
+
 @pytest.mark.parametrize(("code", "well"), [(0, True), (1, False), (2, False), (137, True)])
 def test_only_the_programs_own_failure_is_an_end_that_is_not_well(harness, code, well):
     result = ExecResult(code, "", "", timed_out=False, wall_s=1.0)
