@@ -136,6 +136,8 @@ async def compose(
     renderer = await asyncio.to_thread(load_renderer, str(model_dir))
     async with AsyncExitStack() as stack:
         engine, trainer = await asyncio.to_thread(_engine_and_trainer, config, model_dir, training)
+        if trainer is not None and trainer.notice is not None:
+            say(f"[yellow]note:[/yellow] {trainer.notice}")
         folder = RunFolder(run_dir)
         stack.enter_context(engine_log(folder.engine_log))
         taped = TapedEngine(engine, folder.tape)

@@ -14,8 +14,9 @@ from polar.train.depth_first import DepthFirst, LossOf
 from polar.train.head import sampled_logprobs
 from polar.train.pieces import cut_pieces
 from polar.train.recompute import Keep, checkpoint_layers
+from polar.train.support import last_hidden
 from polar.train.tree_batch import TreeBatch
-from polar.train.tree_context import TreeContext, tree_attention
+from polar.train.tree_context import TreeContext
 
 __all__ = ["Policy"]
 
@@ -29,7 +30,8 @@ class Policy:
     """A model and how it is sampled from."""
 
     model: PreTrainedModel
-    """A causal language model whose attention implementation is `polar_tree`."""
+    """A causal language model whose attention implementation is `polar_tree`, if it shares
+    prefixes."""
     temperature: float = 1.0
     """The sampling temperature; logits are divided by it."""
     logits_per_chunk: int = 256
@@ -40,6 +42,8 @@ class Policy:
     """What the layers of smaller trees keep for the backward pass."""
     piece_tokens: int = 512
     """About how many nodes of a tree `learn` computes at once."""
+    shares_prefixes: bool = True
+    """Whether the model can be computed along trees; otherwise batches must hold one sequence."""
 
     def logprobs(self, batch: TreeBatch) -> tuple[Tensor, Tensor]:
         """Compute the logprob of every sample of a batch at once, with gradient.
@@ -97,20 +101,18 @@ class Policy:
         """Last hidden state of every node that is computed: [nodes, hidden_size]."""
         limit = self.checkpoint_above
         large = limit is not None and batch.token_ids.size > limit
-        checkpoint_layers(self.model, "inputs" if large else self.keep)
+        keep = self.keep if self.shares_prefixes else "everything"
+        checkpoint_layers(self.model, "inputs" if large else keep)
         start, stop = tree.span
-        tokens, positions = (
-            torch.from_numpy(x[start:stop]).long().to(self.model.device)[None]
-            for x in (batch.token_ids, batch.position_ids)
-        )
-        with tree_attention(tree):
-            hidden: Tensor = self.model.base_model(
-                input_ids=tokens, position_ids=positions, use_cache=False
-            ).last_hidden_state[0]
-        layers = self.model.config.get_text_config().num_hidden_layers
-        if tree.layers_seen != layers:
+        tokens = torch.from_numpy(batch.token_ids[start:stop]).long().to(self.model.device)
+        if self.shares_prefixes:
+            return last_hidden(self.model, tokens, tree)
+        if len(batch.layout.segments) != 1:
             raise TrainingError(
-                f"{layers - tree.layers_seen} of {layers} layers do not use standard attention",
-                fix="Train a model without recurrent or linear-attention layers.",
+                "the model cannot be computed along trees",
+                fix="Plan its batches with share=False.",
             )
+        hidden: Tensor = self.model.base_model(
+            input_ids=tokens[None], use_cache=False
+        ).last_hidden_state[0]
         return hidden

@@ -44,6 +44,7 @@ def plan_supervised(
     epochs: int,
     batch_sessions: int,
     settings: TrainSettings,
+    share: bool = True,
     order: np.random.Generator,
 ) -> SupervisedPlan:
     """Shuffle the sessions anew for each epoch and merge each optimizer step's into trees."""
@@ -57,6 +58,7 @@ def plan_supervised(
                 traces,
                 max_tokens=settings.max_tokens_per_batch,
                 max_trace_tokens=settings.max_trace_tokens,
+                share=share,
             )
             dropped += sum(int(traces[i].loss_mask.sum()) for i in long)
             if batches:

@@ -52,7 +52,7 @@ class Trainer:
     The model given is the one to sample from: what it computes follows every step, in place.
 
     Args:
-        model: Any transformers causal language model with standard attention.
+        model: Any transformers causal language model; those with standard attention share prefixes.
         settings: How to learn.
         clock: Seconds, for durations.
 
@@ -83,11 +83,22 @@ class Trainer:
             temperature=settings.temperature,
             logits_per_chunk=settings.logits_per_chunk,
             piece_tokens=settings.max_tokens_per_piece,
+            shares_prefixes=self._weights.obstacle is None,
             checkpoint_above=0
             if settings.gradient_checkpointing
             else settings.max_tokens_per_batch,
         )
         self._optimizer = self._new_optimizer(settings.lr, settings.warmup_steps)
+
+    @property
+    def notice(self) -> str | None:
+        """What somebody who trains this model should know about how it is trained."""
+        if self._weights.obstacle is None:
+            return None
+        return (
+            "every session of this model is trained as a sequence of its own, without sharing "
+            f"prefixes: {self._weights.obstacle}"
+        )
 
     @reusing_memory()
     def step(
@@ -161,6 +172,7 @@ class Trainer:
             epochs=epochs,
             batch_sessions=batch_sessions,
             settings=self.settings,
+            share=self._policy.shares_prefixes,
             order=np.random.default_rng([self.settings.seed, self.weight_version]),
         )
         if not plan.batches:
@@ -327,6 +339,7 @@ class Trainer:
             traces,
             max_tokens=self.settings.max_tokens_per_batch,
             max_trace_tokens=self.settings.max_trace_tokens,
+            share=self._policy.shares_prefixes,
         )
 
     def _new_optimizer(self, lr: float, warmup_steps: int) -> Optimizer:

@@ -13,6 +13,7 @@ from polar.errors import ConfigError, TrainingError
 from polar.train.attention import ATTENTION_NAME
 from polar.train.lora import Adapter, adapt
 from polar.train.settings import TrainSettings
+from polar.train.support import tree_obstacle
 
 __all__ = ["Weights"]
 
@@ -37,6 +38,8 @@ class Weights:
     """Attends along trees; shares parameters with the user's model where dtypes allow."""
     trainables: tuple[Trainable, ...]
     adapters: tuple[Adapter, ...]
+    obstacle: str | None = None
+    """What keeps the model from being computed along trees; absent: it can be."""
 
     @classmethod
     def of(cls, model: PreTrainedModel, settings: TrainSettings) -> Weights:
@@ -53,19 +56,26 @@ class Weights:
                 fix="Load it in float32, or set dtype to that of the weights.",
             )
         working = _working_copy(model, dtype)
+        obstacle = tree_obstacle(working)
+        if obstacle is not None:
+            working.set_attn_implementation(model.config._attn_implementation)
         if settings.lora is not None:
-            return cls._adapted(working, model, settings)
+            return cls._adapted(working, model, settings, obstacle)
         _freeze(model, settings)
         trainables = tuple(
             _trainable(used, given)
             for used, given in zip(working.parameters(), model.parameters(), strict=True)
             if given.requires_grad
         )
-        return cls(working, trainables, ())
+        return cls(working, trainables, (), obstacle)
 
     @classmethod
     def _adapted(
-        cls, working: PreTrainedModel, model: PreTrainedModel, settings: TrainSettings
+        cls,
+        working: PreTrainedModel,
+        model: PreTrainedModel,
+        settings: TrainSettings,
+        obstacle: str | None,
     ) -> Weights:
         assert settings.lora is not None
         try:
@@ -73,7 +83,8 @@ class Weights:
         except ValueError as error:
             raise ConfigError(str(error), where="train.lora.target_modules") from error
         factors = (factor for a in adapters for factor in (a.down, a.up))
-        return cls(working, tuple(Trainable(f, f, f) for f in factors), tuple(adapters))
+        trainables = tuple(Trainable(f, f, f) for f in factors)
+        return cls(working, trainables, tuple(adapters), obstacle)
 
     @property
     def masters(self) -> list[Tensor]:

@@ -5,11 +5,19 @@ from __future__ import annotations
 import numpy as np
 import torch
 from transformers import (
+    FalconH1Config,
+    FalconH1ForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
     PreTrainedModel,
+    Qwen3_5ForCausalLM,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
@@ -53,6 +61,20 @@ def make_model(family: str = "llama", **changes) -> PreTrainedModel:
             layers = ["sliding_attention", "full_attention", "sliding_attention"]
             config = Gemma3TextConfig(**shape, sliding_window=7, layer_types=layers)
             return Gemma3ForCausalLM(config).eval()
+        case "gemma2":
+            return Gemma2ForCausalLM(Gemma2Config(**shape, sliding_window=7)).eval()
+        case "qwen3_5":
+            heads = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
+            sizes = {"linear_key_head_dim": 8, "linear_value_head_dim": 8}
+            layers = ["linear_attention", "full_attention", "linear_attention"]
+            config = Qwen3_5TextConfig(**shape, **heads, **sizes, layer_types=layers)
+            return Qwen3_5ForCausalLM(config).eval()
+        case "mamba":
+            size = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2}
+            return MambaForCausalLM(MambaConfig(**size, state_size=8)).eval()
+        case "falcon_h1":
+            sizes = {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8}
+            return FalconH1ForCausalLM(FalconH1Config(**shape, **sizes, mamba_chunk_size=8)).eval()
     raise AssertionError(family)
 
 
