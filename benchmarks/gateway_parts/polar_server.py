@@ -11,6 +11,7 @@ import json
 import sys
 from pathlib import Path
 
+from polar.cli.loop import run_async
 from polar.engines.settings import VllmSettings
 from polar.engines.vllm import VllmEngine
 from polar.gateway import Gateway, SessionPolicy
@@ -57,4 +58,4 @@ async def main(model: str, engine_url: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], sys.argv[2], Path(sys.argv[3])))
+    run_async(main(sys.argv[1], sys.argv[2], Path(sys.argv[3])))

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from polar import harnesses, runtimes
 from polar.cli.findings import Finding
+from polar.cli.loop import run_async
 from polar.engines.base import Engine
 from polar.engines.scripted import ScriptedEngine
 from polar.engines.taped import TapedEngine, read_tape
@@ -132,7 +133,7 @@ def check_harness(name: str, settings: BaseModel) -> Iterator[Finding]:
         harness = checked(name, settings)
         harness.find()
         with tempfile.TemporaryDirectory(prefix="polar-check-") as folder:
-            played = asyncio.run(_play_once(harness, Path(folder)))
+            played = run_async(_play_once(harness, Path(folder)))
     except PolarError as error:
         yield Finding(subject, "fail", error.finding, error.fix)
         return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +11,7 @@ from polar import harnesses
 from polar.cli.console import console
 from polar.cli.install import install_harness
 from polar.cli.live import LiveView
+from polar.cli.loop import run_async
 from polar.cli.train import new_run_dir
 from polar.cli.work import claimed, write_trajectories
 from polar.config import RunConfig, environment, load_config, write_config
@@ -68,7 +68,7 @@ def rollout(  # noqa: PLR0913, PLR0917 - one parameter a flag
     install_harness(harnesses.load(settings.harness.name)(settings.harness.settings))
     with claimed(folder):
         write_config(folder / "config.yaml", settings)
-        groups = asyncio.run(_rollout(settings, folder.absolute(), found, samples))
+        groups = run_async(_rollout(settings, folder.absolute(), found, samples))
         write_trajectories(folder, "rollout", 0, groups)
     _report(folder, groups)
 

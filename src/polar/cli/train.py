@@ -13,6 +13,7 @@ import typer
 
 from polar.cli.console import console
 from polar.cli.live import LiveView
+from polar.cli.loop import run_async
 from polar.cli.work import claimed, load_tasks, write_trajectories
 from polar.config import RunConfig, environment, load_config, write_config
 from polar.errors import ConfigError
@@ -85,7 +86,7 @@ def run_training(config: RunConfig, run_dir: Path, *, resume: bool) -> Mapping[s
             )
         write_config(run_dir / "config.yaml", config)
         try:
-            summary = asyncio.run(_train(config, run_dir.absolute(), tasks, resume=resume))
+            summary = run_async(_train(config, run_dir.absolute(), tasks, resume=resume))
         except KeyboardInterrupt:
             console.print(
                 f"\n[yellow]Interrupted.[/yellow] Every finished session is kept. "
