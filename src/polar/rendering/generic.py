@@ -8,7 +8,7 @@ from polar.errors import BadRequest
 from polar.rendering.base import IncrementalParser
 from polar.rendering.parsing import HermesParser
 from polar.rendering.template import ChatTemplate
-from polar.rendering.tokenizer import Tokenizer, decoder_of, encode, fingerprint
+from polar.rendering.tokenizer import Tokenizer, decoder_of, encoder_of, fingerprint
 from polar.types import Message, TokenIds, ToolCall, ToolSpec
 
 __all__ = ["GenericRenderer"]
@@ -34,6 +34,7 @@ class GenericRenderer:
         """
         self._tokenizer = tokenizer
         self._decode = decoder_of(tokenizer)
+        self._encode = encoder_of(tokenizer)
         self._template = ChatTemplate(tokenizer)
         self._fingerprint = fingerprint(tokenizer)
         self._end_of_turn_id = self._find_end_of_turn()
@@ -57,7 +58,7 @@ class GenericRenderer:
         Raises:
             BadRequest: The template cannot express the conversation.
         """
-        return encode(self._tokenizer, self._template.text(messages, tools, generate=True))
+        return self._encode(self._template.text(messages, tools, generate=True))
 
     def reply_ids(self, reply: Message) -> list[int]:
         """Ids that a model would sample to give this reply; see `Renderer.reply_ids`.
@@ -71,7 +72,7 @@ class GenericRenderer:
         cut = whole.find(end, len(asked)) if end is not None else -1
         if end is None or cut < 0 or not whole.startswith(asked):
             raise BadRequest("the chat template has no assistant turn of its own to fill")
-        return encode(self._tokenizer, whole[len(asked) : cut + len(end)])
+        return self._encode(whole[len(asked) : cut + len(end)])
 
     def bridge(
         self,
@@ -94,7 +95,7 @@ class GenericRenderer:
         if delta is None:
             return None
         # Encoded with the token before it: special tokens may swallow white space around them.
-        ids = encode(self._tokenizer, end + delta)
+        ids = self._encode(end + delta)
         if ids[0] != self._end_of_turn_id:
             return None
         sampled = previous_ids[prompt_tokens:]
@@ -149,7 +150,7 @@ class GenericRenderer:
 
     def _find_end_of_turn(self) -> int | None:
         text = self._template.traits.end_of_turn
-        ids = encode(self._tokenizer, text) if text is not None else []
+        ids = self._encode(text) if text is not None else []
         return ids[0] if len(ids) == 1 else None
 
 

@@ -6,12 +6,21 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from operator import attrgetter, is_
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 from polar.errors import ModelMissing
 
-__all__ = ["Tokenizer", "decode", "decoder_of", "encode", "fingerprint", "load_tokenizer"]
+__all__ = [
+    "Tokenizer",
+    "decode",
+    "decoder_of",
+    "encode",
+    "encoder_of",
+    "fingerprint",
+    "load_tokenizer",
+]
 
 
 class Tokenizer(Protocol):
@@ -79,20 +88,22 @@ def decode(tokenizer: Tokenizer, token_ids: Sequence[int]) -> str:
     )
 
 
+def encoder_of(tokenizer: Tokenizer) -> Callable[[str], list[int]]:
+    """Choose how to encode: past the layers of transformers where they add nothing."""
+    if not _is_plain(tokenizer, "encode", "_encode_plus") or _splits_special_tokens(tokenizer):
+        return partial(encode, tokenizer)
+    raw = cast(Any, tokenizer).backend_tokenizer
+    raw.no_truncation()
+    raw.no_padding()
+    return lambda text: cast(list[int], raw.encode(text, add_special_tokens=False).ids)
+
+
 def decoder_of(tokenizer: Tokenizer) -> Callable[[Sequence[int]], str]:
     """Choose how to decode: past the layers of transformers where they add nothing.
 
     They cost three times the decoding itself, which is done for every sampled token.
     """
-    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
-
-    kind: Any = type(tokenizer)
-    own = (
-        not isinstance(tokenizer, PreTrainedTokenizerFast)
-        or kind.decode is not PreTrainedTokenizerBase.decode
-        or kind._decode is not PreTrainedTokenizerFast._decode
-    )
-    if own:
+    if not _is_plain(tokenizer, "decode", "_decode"):
         return partial(decode, tokenizer)
     raw = cast(Any, tokenizer).backend_tokenizer.decode
     return lambda token_ids: cast(str, raw(list(token_ids), skip_special_tokens=False))
@@ -103,3 +114,17 @@ def fingerprint(tokenizer: Tokenizer) -> str:
     vocabulary = sorted(tokenizer.get_vocab().items())
     text = json.dumps([vocabulary, tokenizer.chat_template], ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _is_plain(tokenizer: Tokenizer, *methods: str) -> bool:
+    """Tell whether methods of a fast tokenizer are those of transformers itself."""
+    from transformers import PreTrainedTokenizerFast
+
+    get = attrgetter(*methods)
+    return isinstance(tokenizer, PreTrainedTokenizerFast) and all(
+        map(is_, get(type(tokenizer)), get(PreTrainedTokenizerFast))
+    )
+
+
+def _splits_special_tokens(tokenizer: Tokenizer) -> bool:
+    return bool(cast(Any, tokenizer).split_special_tokens)

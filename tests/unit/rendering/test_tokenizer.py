@@ -1,4 +1,4 @@
-"""Decoding without the layers of transformers gives the text that they give."""
+"""Past the layers of transformers the same comes out as through them."""
 
 from functools import partial
 
@@ -7,19 +7,42 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from polar.rendering.tiny import tiny_tokenizer
-from polar.rendering.tokenizer import decode, decoder_of
+from polar.rendering.tokenizer import decode, decoder_of, encode, encoder_of
 
 TOKENIZER = tiny_tokenizer()
 FAST = decoder_of(TOKENIZER)
+FAST_ENCODE = encoder_of(TOKENIZER)
+SPECIAL = ("<|im_start|>", "<|im_end|>", " <|endoftext|> ")
 
 
-def test_a_tokenizer_of_the_usual_kind_is_decoded_without_its_layers():
+def test_a_tokenizer_of_the_usual_kind_is_used_without_its_layers():
     assert not isinstance(FAST, partial)
+    assert not isinstance(FAST_ENCODE, partial)
 
 
 @given(st.lists(st.sampled_from(sorted(TOKENIZER.get_vocab().values()))))
 def test_the_text_is_the_one_that_transformers_gives(token_ids):
     assert FAST(token_ids) == decode(TOKENIZER, token_ids)
+
+
+@given(st.lists(st.one_of(st.text(), st.sampled_from(SPECIAL))).map("".join))
+def test_the_ids_are_those_that_transformers_gives(text):
+    assert FAST_ENCODE(text) == encode(TOKENIZER, text)
+
+
+def test_a_tokenizer_that_was_saved_with_truncation_and_padding_does_neither():
+    saved = tiny_tokenizer()
+    saved.backend_tokenizer.enable_truncation(4)
+    saved.backend_tokenizer.enable_padding(length=90)
+    text = "a text of more than four tokens"
+    assert encoder_of(saved)(text) == encode(TOKENIZER, text)
+
+
+def test_a_tokenizer_that_takes_special_tokens_for_text_is_heeded():
+    own = PreTrainedTokenizerFast(
+        tokenizer_object=tiny_tokenizer().backend_tokenizer, split_special_tokens=True
+    )
+    assert encoder_of(own)(SPECIAL[0]) == encode(own, SPECIAL[0])
 
 
 class Shouting(PreTrainedTokenizerFast):
@@ -33,3 +56,15 @@ def test_a_tokenizer_that_decodes_in_its_own_way_is_heeded():
     own = Shouting(tokenizer_object=TOKENIZER.backend_tokenizer)
     ids = own.encode("quiet", add_special_tokens=False)
     assert decoder_of(own)(ids) == "QUIET"
+
+
+class Whispering(PreTrainedTokenizerFast):
+    """Encodes in a way of its own."""
+
+    def _encode_plus(self, text, **options):
+        return super()._encode_plus(text.lower(), **options)
+
+
+def test_a_tokenizer_that_encodes_in_its_own_way_is_heeded():
+    own = Whispering(tokenizer_object=TOKENIZER.backend_tokenizer)
+    assert encoder_of(own)("LOUD") == encode(TOKENIZER, "loud")
