@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -12,6 +13,7 @@ from harness_support import CACHE, install
 
 from polar.cli.harness_check import PlayedSession, play
 from polar.config.families import settings_model
+from polar.engines.base import Chunk, SampleRequest
 from polar.engines.scripted import ScriptedEngine
 from polar.harnesses import load
 from polar.harnesses.base import Harness
@@ -33,11 +35,6 @@ class Turn:
     prompt: str
     replies: int
     """Assistant turns before this one."""
-
-    @property
-    def last(self) -> str:
-        """The message that is to be answered."""
-        return self.prompt.removesuffix("<|im_start|>assistant\n").rpartition("<|im_start|>")[2]
 
     def offers(self, tool: str) -> bool:
         """Tell whether the model is offered a tool."""
@@ -63,19 +60,41 @@ def run(harness: Harness, command: str) -> Message:
     return harness.expert_turns((command,))[0]
 
 
+class StallingEngine(ScriptedEngine):
+    """Samples by a script, but where it is told to, only the first tokens of a reply."""
+
+    def __init__(self, script: Any, stalls: Callable[[Sequence[int]], bool]) -> None:
+        super().__init__(script, max_context=ROOMY)
+        self._stalls = stalls
+
+    async def sample(self, request: SampleRequest) -> AsyncIterator[Chunk]:
+        stalls = self._stalls(request.prompt_ids)
+        async with aclosing(super().sample(request)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+                if stalls:
+                    await asyncio.Event().wait()
+
+
 async def played(
-    harness: Harness, folder: Path, script: Script, *, max_context: int = ROOMY
+    harness: Harness,
+    folder: Path,
+    script: Script,
+    *,
+    stalls: Callable[[Turn], bool] = lambda turn: False,
 ) -> PlayedSession:
     """Install the harness if need be and play one session of it in the sandbox."""
     renderer = await asyncio.to_thread(tiny_renderer)
 
-    def reply(prompt_ids: Sequence[int]) -> Sequence[int]:
+    def turn(prompt_ids: Sequence[int]) -> Turn:
         prompt = renderer.decode(prompt_ids)
-        turn = Turn(prompt, prompt.count("<|im_start|>assistant\n") - 1)
-        return renderer.reply_ids(script(turn))
+        return Turn(prompt, prompt.count("<|im_start|>assistant\n") - 1)
 
     await asyncio.to_thread(install, harness)
-    engine = ScriptedEngine(reply, max_context=max_context)
+    engine = StallingEngine(
+        lambda prompt_ids: renderer.reply_ids(script(turn(prompt_ids))),
+        lambda prompt_ids: stalls(turn(prompt_ids)),
+    )
     runtime = default_runtime().runtime
     try:
         return await play(harness, runtime, folder, model=(engine, renderer))

@@ -1,87 +1,17 @@
 """Real harnesses start sub-agents: whose calls are whose, and every token on record once."""
 
-import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
-
 import pytest
-from scripted_sessions import ROOMY, TASK, Account, Turn, is_chain, made, played, run, say, use
+from scripted_sessions import ROOMY, TASK, Account, Turn, is_chain, made, played, run, say
+from subagent_sessions import ERRANDS, WAYS, play_errands, told
 
-from polar.types import Message, ToolCall
+from polar.types import Message
 
 pytestmark = pytest.mark.timeout(600)
-
-ERRANDS = ("first", "second")
-"""What two sub-agents are to write into files that are named so."""
-
-
-def told(errand: str) -> str:
-    return f"ERRAND: write the word {errand} into a file of that name."
-
-
-@dataclass(frozen=True)
-class Way:
-    """How the model of a harness starts a sub-agent, and how a sub-agent ends."""
-
-    start: Callable[[str], Message]
-    """From an errand to the reply that sends a sub-agent on it."""
-    then: tuple[Callable[[Turn], Message], ...] = ()
-    """What the main agent does next, before its own work."""
-    ends: Message = field(default_factory=lambda: say("The errand is done."))
-    settings: dict[str, Any] = field(default_factory=dict)
-
-
-def wait_for_agents(turn: Turn) -> Message:
-    agents = sorted(set(re.findall(r'"agent_id":"([^"]+)"', turn.prompt)))
-    return use("multi_agent_v1__wait_agent", targets=agents)
-
-
-def task(tool: str, kind: str) -> Callable[[str], Message]:
-    return lambda errand: use(
-        tool, description=f"Run the {errand} errand", prompt=told(errand), subagent_type=kind
-    )
-
-
-WAYS = {
-    "claude_code": Way(task("Agent", "general-purpose"), settings={"subagents": True}),
-    "codex": Way(
-        lambda errand: use("multi_agent_v1__spawn_agent", message=told(errand)),
-        then=(wait_for_agents,),
-        settings={"subagents": True},
-    ),
-    "gemini_cli": Way(
-        lambda errand: use("invoke_agent", agent_name="generalist", prompt=told(errand)),
-        ends=use("complete_task", result={"response": "The errand is done."}),
-    ),
-    "opencode": Way(task("task", "general")),
-    "qwen_code": Way(task("agent", "general-purpose")),
-}
-
-
-def together(replies: Sequence[Message]) -> Message:
-    """Call the tools of several replies in one."""
-    calls = (call for reply in replies for call in reply.tool_calls)
-    numbered = (ToolCall(f"scripted{n}", call.name, call.arguments) for n, call in enumerate(calls))
-    return replace(replies[0], tool_calls=tuple(numbered))
 
 
 @pytest.mark.parametrize("name", WAYS)
 async def test_two_sub_agents_at_once_are_told_apart_and_each_is_a_chain_of_its_own(name, tmp_path):
-    way = WAYS[name]
-    harness = made(name, context_window=ROOMY, **way.settings)
-
-    def script(turn: Turn) -> Message:
-        if TASK not in turn.prompt:
-            (errand,) = (errand for errand in ERRANDS if told(errand) in turn.prompt)
-            work = [run(harness, f"echo {errand} > {errand}"), way.ends]
-            return work[min(turn.replies, len(work) - 1)]
-        start = together([way.start(errand) for errand in ERRANDS])
-        hello = run(harness, "echo hello > hello.txt")
-        work = [start, *(then(turn) for then in way.then[: turn.replies]), hello, say("Done.")]
-        return work[min(turn.replies, len(work) - 1)]
-
-    session = await played(harness, tmp_path, script)
+    session = await play_errands(name, tmp_path)
 
     assert session.result.exit_code == 0, session.result
     assert session.wrote, session.result
@@ -113,3 +43,27 @@ async def test_a_harness_starts_no_sub_agents_unless_it_is_asked_for(name, tmp_p
 
     assert session.wrote, session.result
     assert offered == [False, False]
+
+
+async def test_a_sub_agent_that_its_harness_kills_at_the_end_is_dropped_as_abandoned(tmp_path):
+    """Codex ends with its main agent, whatever its sub-agents are at."""
+    way = WAYS["codex"]
+    harness = made("codex", context_window=ROOMY, **way.settings)
+    work = [way.start(ERRANDS[0]), run(harness, "sleep 1; echo hello > hello.txt"), say("Done.")]
+
+    session = await played(
+        harness,
+        tmp_path,
+        lambda turn: work[min(turn.replies, 2)] if TASK in turn.prompt else say("I begin at once."),
+        stalls=lambda turn: TASK not in turn.prompt,
+    )
+
+    assert session.result.exit_code == 0, session.result
+    assert session.wrote, session.result
+    account = Account(session.calls)
+    (killed,) = account.by_kind["subagent"]
+    assert killed.finish_reason == "abandoned"
+    assert account.dropped == {"abandoned": len(killed.sampled_ids)}
+    assert len(killed.sampled_ids) > 0
+    assert is_chain(account.by_kind["main"])
+    assert session.fidelity.kept == account.sampled("main")
