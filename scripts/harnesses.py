@@ -1,13 +1,17 @@
-"""Plays a session with every harness preset and writes docs/harnesses.md: `make harnesses`.
+"""Plays sessions with every harness preset and writes docs/harnesses.md: `make harnesses`.
 
 Each harness is installed at its pinned version if it is not there, runs unmodified in the sandbox
-against a script, and every sampled token is compared with the engine's own tape.
+against a script, and every sampled token is compared with the engine's own tape. The sessions with
+sub-agents and with a full history are those of the tests.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sys
 import tempfile
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from pathlib import Path
 
 from polar import harnesses, runtimes
@@ -15,9 +19,15 @@ from polar.cli.harness_check import PlayedSession, checked, play
 from polar.cli.install import install_harness
 from polar.config import environment
 from polar.config.families import settings_model
+from polar.trajectory import build
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "harnesses.md"
-MARKS = ("<!-- table: begin -->", "<!-- table: end -->")
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests" / "integration"))
+
+import compaction_sessions  # noqa: E402
+import subagent_sessions  # noqa: E402
+
+PAGE = ROOT / "docs" / "harnesses.md"
 WIRE = {
     "claude_code": "Anthropic Messages",
     "codex": "OpenAI Responses",
@@ -31,16 +41,55 @@ HEAD = (
     "| preset | version | wire format | calls | sampled tokens kept | forks | seconds |",
     "|---|---|---|---|---|---|---|",
 )
+KINDS_HEAD = (
+    "| session | calls by kind | sampled tokens kept | dropped | forks |",
+    "|---|---|---|---|---|",
+)
 
 
 def main() -> None:
-    """Play every preset and replace the table of the page."""
-    rows = [_row(name) for name in WIRE]
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(MARKS[0])
-    after = rest.partition(MARKS[1])[2]
-    table = "\n".join([MARKS[0], "", *HEAD, *rows, "", MARKS[1]])
-    PAGE.write_text(before + table + after, encoding="utf-8")
+    """Play every preset and replace the tables of the page."""
+    page = _with_table(PAGE.read_text(encoding="utf-8"), "table", (*HEAD, *map(_row, WIRE)))
+    page = _with_table(page, "kinds", (*KINDS_HEAD, *_kind_rows()))
+    PAGE.write_text(page, encoding="utf-8")
     print(f"wrote {PAGE}")
+
+
+def _with_table(page: str, name: str, lines: Iterable[str]) -> str:
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    before, _, rest = page.partition(begin)
+    after = rest.partition(end)[2]
+    return before + "\n".join([begin, "", *lines, "", end]) + after
+
+
+def _kind_rows() -> Iterator[str]:
+    for name in subagent_sessions.WAYS:
+        yield _kind_row(
+            f"{name}: two sub-agents at once",
+            lambda folder, name=name: subagent_sessions.play_errands(name, folder),
+        )
+    for name, way in compaction_sessions.WAYS.items():
+        yield _kind_row(
+            f"{name}: a full history",
+            lambda folder, way=way: compaction_sessions.play_full(way, folder),
+        )
+
+
+def _kind_row(title: str, session: Callable[[Path], Coroutine[None, None, PlayedSession]]) -> str:
+    print(title)
+    with tempfile.TemporaryDirectory(prefix="polar-harnesses-") as folder:
+        played = asyncio.run(session(Path(folder)))
+    assert played.wrote, played.result
+    kinds = Counter(call.kind for call in played.calls)
+    dropped = build(played.calls).report.dropped
+    cells = (
+        title,
+        ", ".join(f"{count} {kind}" for kind, count in kinds.items()),
+        f"{played.fidelity.kept} of {played.fidelity.sampled}",
+        ", ".join(f"{tokens} {reason}" for reason, tokens in dropped.items()) or "none",
+        ", ".join(played.forks) or "none",
+    )
+    return "| " + " | ".join(cells) + " |"
 
 
 def _row(name: str) -> str:
