@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -199,6 +200,7 @@ class RunningCall:
         async with self._watched(), _closing(self._environment.engine.sample(request)) as chunks:
             async for chunk in chunks:
                 self._heard_at = now()
+                _check(chunk)
                 self._chunks.append(chunk)
                 self._give(self._assembly.feed(chunk.token_ids))
                 if self._assembly.stopped:
@@ -308,6 +310,16 @@ class RunningCall:
             return Unauthorized("the session has ended")
         self._environment.on_failure(error)
         return PolarError("the call could not be put on record, so its reply is not given")
+
+
+def _check(chunk: Chunk) -> None:
+    """Refuse tokens that could not be trained on, before anything is made of them."""
+    if len(chunk.logprobs) != len(chunk.token_ids):
+        raise EngineError(
+            f"the engine told {len(chunk.token_ids)} tokens with {len(chunk.logprobs)} logprobs"
+        )
+    if not all(map(math.isfinite, chunk.logprobs)):
+        raise EngineError("the engine told a logprob that is no finite number")
 
 
 def _size_bytes(delta: Delta) -> int:
