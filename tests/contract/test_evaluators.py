@@ -174,3 +174,13 @@ async def test_the_command_example_of_the_page_grades(tmp_path, work, runtime, p
     lay_out({"add.py": program}, work)
     evaluation = Evaluation(task=task, work_dir=work, runtime=runtime)
     assert (await from_spec(task.evaluator).grade(evaluation)).passed == passes
+
+
+async def test_a_grader_runs_in_one_zone_and_with_one_seed_wherever_it_runs(
+    work, runtime, monkeypatch
+):
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    monkeypatch.setenv("PYTHONHASHSEED", "17")
+    lines = 'test "$(date +%Z)" = UTC && test "$TZ $PYTHONHASHSEED" = "UTC 0"'
+    spec = EvaluatorSpec("command", {"run": lines})
+    assert (await from_spec(spec).grade(evaluation_of(spec, work, runtime))).passed

@@ -1,5 +1,6 @@
 """What every harness preset promises."""
 
+import re
 from dataclasses import replace
 from pathlib import PurePosixPath
 
@@ -104,6 +105,19 @@ def test_nothing_but_the_session_differs_between_sessions(harness):
 def test_install_commands_are_whole_command_lines(harness):
     for command in harness.install_command():
         assert all(isinstance(word, str) and word for word in command)
+
+
+def test_what_is_installed_has_a_pinned_version(harness):
+    packages = [
+        word
+        for command in harness.install_command()
+        if "install" in command
+        for word in command[command.index("install") + 1 :]
+        if not word.startswith(("-", "/"))
+    ]
+    assert bool(packages) == bool(harness.install_command())
+    for package in packages:
+        assert re.search(r"(@|==)\d+\.\d+", package), package
 
 
 def test_an_agent_that_simply_ended_ended_well(harness):

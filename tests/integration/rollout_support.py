@@ -25,7 +25,7 @@ from polar.store import SqliteJournal
 from polar.types import EvaluatorSpec, Limits, Message, Task, TaskId
 
 AGENT = """
-import json, os, sys, time, urllib.request
+import json, os, sys, time, urllib.error, urllib.request
 
 base_url, key, instruction = sys.argv[1:4]
 messages = []
@@ -46,6 +46,15 @@ for step in instruction.split("; "):
         last = messages.pop()
         json.load(post())
         messages.append(last)
+    elif word == "try":
+        messages.append({"role": "user", "content": rest})
+        try:
+            json.load(post())
+        except urllib.error.HTTPError:
+            pass
+        messages.pop()
+    elif word == "absent":
+        assert not os.path.exists(rest)
     elif word == "edit":
         messages[1]["content"] = rest
     elif word == "leave":

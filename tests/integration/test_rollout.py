@@ -7,6 +7,7 @@ import pytest
 from rollout_support import appeared, is_alive, plan, task, world
 
 from polar.errors import EngineError, JournalError, RuntimeFailed
+from polar.harnesses.shell import Shell
 from polar.rollout import SessionEvent
 from polar.types import Completed, EvaluatorSpec, Failed, Grade, TimedOut
 
@@ -220,3 +221,44 @@ async def test_a_harness_may_make_no_more_calls_than_its_limit(tmp_path):
     assert isinstance(outcome, Completed)
     assert outcome.exit_code == 1
     assert len(group.trajectories[0].traces[0].call_ids) == 2
+
+
+class _Sided(Shell):
+    """Takes calls that end in the word for calls that the harness did not make."""
+
+    def kind_of(self, chat, headers):
+        return "foreign" if chat.messages[-1].content == "side" else "main"
+
+
+async def test_a_side_call_that_fails_last_does_not_fail_its_session(tmp_path):
+    replies = [[7, 8, 9], EngineError("out of order")]
+    async with world(tmp_path, replies) as at:
+        at.harness = _Sided(at.harness._settings)
+        (group,) = await at.rollout(max_attempts=1).collect_all(
+            plan(task("ask main; write out 42; try side"))
+        )
+        calls = await at.journal.calls(group.trajectories[0].session_id)
+    endings = [(call.kind, call.finish_reason) for call in calls]
+    assert endings == [("main", "stop"), ("foreign", "error")]
+    assert isinstance(group.trajectories[0].outcome, Completed)
+    assert group.trajectories[0].reward == 1.0
+
+
+async def test_a_side_call_that_comes_last_does_not_hide_a_broken_engine(tmp_path):
+    replies = [EngineError("out of order"), [7, 8, 9]]
+    async with world(tmp_path, replies) as at:
+        at.harness = _Sided(at.harness._settings)
+        (group,) = await at.rollout(max_attempts=1).collect_all(plan(task("try main; try side")))
+    outcome = group.trajectories[0].outcome
+    assert isinstance(outcome, Failed)
+    assert "the engine failed" in outcome.error
+
+
+async def test_a_second_attempt_begins_in_a_clean_folder(tmp_path):
+    replies = [EngineError("out of order"), [7, 8, 9]]
+    leaving = task("absent left; write left over; ask what; write out 42")
+    async with world(tmp_path, replies) as at:
+        (group,) = await at.rollout(max_attempts=2).collect_all(plan(leaving))
+        (record,) = await at.journal.sessions()
+    assert record.session.attempt == 1
+    assert group.trajectories[0].reward == 1.0

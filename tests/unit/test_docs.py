@@ -46,3 +46,24 @@ def test_the_python_of_the_pages_is_python(page):
 def test_links_within_the_repository_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
         assert (page.parent / target).exists(), target
+
+
+def test_every_test_that_the_page_of_faults_names_exists():
+    page = (ROOT / "docs/faults.md").read_text(encoding="utf-8")
+    sources = [path.read_text(encoding="utf-8") for path in ROOT.glob("tests/**/test_*.py")]
+    found = {
+        name
+        for source in sources
+        for name in re.findall(r"^(?:async )?def (test_\w+)", source, re.M)
+    }
+    named = set(re.findall(r"`(test_\w+)`", page))
+    assert len(named) > 70
+    assert named <= found, sorted(named - found)
+
+
+def test_every_fault_on_the_page_has_a_test():
+    page = (ROOT / "docs/faults.md").read_text(encoding="utf-8")
+    rows = [line for line in page.splitlines() if line.startswith("| ") and "---" not in line]
+    faults = [row for row in rows if not row.endswith("| tests |")]
+    assert len(faults) >= 50
+    assert all("`test_" in row.rsplit("| ", 1)[1] for row in faults)

@@ -351,8 +351,10 @@ class Rollout:
         if not calls:
             tail = (result.stderr or result.stdout).strip()[-500:]
             return f"the harness made no model call (exit {result.exit_code}): {tail}"
-        if calls[-1].finish_reason == "error":
-            return f"the engine failed in the last call, {calls[-1].id}"
+        # Titles, sub-agents and the agent's own use of the address may come after it.
+        *_, last = [call for call in calls if call.kind == "main"] or calls
+        if last.finish_reason == "error":
+            return f"the engine failed in the last call, {last.id}"
         return None
 
     async def _trajectory(self, task: Task, session: Session, outcome: Outcome) -> Trajectory:
