@@ -299,8 +299,8 @@ class Session:
     task_id: TaskId
     group_id: str
     attempt: int
-    key: str
-    """Unguessable; the only way in at the gateway. Never logged."""
+    key: str = field(repr=False)
+    """Unguessable; the only way in at the gateway. Never logged, and so not in the repr."""
 
 
 @dataclass(frozen=True, slots=True)

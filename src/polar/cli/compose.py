@@ -16,7 +16,7 @@ from polar.config import RunConfig
 from polar.engines.base import Engine
 from polar.engines.taped import TapedEngine
 from polar.errors import ConfigError
-from polar.gateway import Gateway
+from polar.gateway import Gateway, serve_control
 from polar.harnesses.base import Harness
 from polar.rendering import load_renderer
 from polar.rendering.base import Renderer
@@ -148,7 +148,7 @@ async def compose(
         runtime = _runtime(config, say)
         stack.push_async_callback(runtime.aclose)
 
-        async def serve(source: Engine) -> tuple[Gateway, Rollout]:
+        async def serve(source: Engine) -> tuple[Gateway, Rollout, str]:
             gateway = Gateway(source, renderer, journal, config.gateway)
             address = await stack.enter_async_context(gateway.serve())
             rollout = Rollout(
@@ -162,9 +162,14 @@ async def compose(
                 settings=config.rollout,
                 on_event=on_event,
             )
-            return gateway, rollout
+            return gateway, rollout, address.url
 
-        gateway, rollout = await serve(taped)
+        gateway, rollout, url = await serve(taped)
+        if config.gateway.control is not None:
+            control = await stack.enter_async_context(
+                serve_control(gateway, journal, config.gateway.control, gateway_url=url)
+            )
+            say(f"control API at {control.url}")
         expert = None
         if training and config.loop.warm_start.sessions:
             scripted = ExpertEngine(renderer.reply_ids)

@@ -29,6 +29,8 @@ from polar.types import Session, SessionId
 __all__ = ["Gateway"]
 
 _CLOSED_USAGES_KEPT = 10_000
+_RUN = "run"
+"""The holder that pauses for updates of the weights."""
 
 
 class Gateway:
@@ -65,6 +67,7 @@ class Gateway:
         spec = self._settings.scorer
         self._scoring = None if spec is None else Scoring.of(spec, journal, on_failure=self._fail)
         self._pauses = Pauses(monotonic)
+        self._holders: set[str] = set()
         self._calls = CallEnvironment(
             engine=engine,
             journal=journal,
@@ -81,6 +84,7 @@ class Gateway:
         self._closed: OrderedDict[SessionId, SessionUsage] = OrderedDict()
         self._failure: JournalError | None = None
         self._cuts: Counter[Cut] = Counter()
+        self._past: Counter[str] = Counter()
         self._app = GatewayApp(
             wire_formats or [dialects.load(name) for name in dialects.names()],
             find_session=self._by_key.get,
@@ -109,7 +113,9 @@ class Gateway:
             GatewayError: The address cannot be used.
         """
         self._capabilities = await _probe(self._engine)
-        async with serve_app(self._app, host=host, port=port, limits=self._limits()) as address:
+        async with serve_app(
+            self._app, host=host, port=port, limits=self.connection_limits()
+        ) as address:
             try:
                 yield address
             finally:
@@ -151,9 +157,23 @@ class Gateway:
         del self._by_id[session_id], self._by_key[opened.session.key]
         await opened.aclose()
         self._closed[session_id] = opened.usage()
+        self._past.update(self._closed[session_id].counts())
         if len(self._closed) > _CLOSED_USAGES_KEPT:
             self._closed.popitem(last=False)
         return self._closed[session_id]
+
+    @property
+    def totals(self) -> Mapping[str, int]:
+        """Add up what all sessions used so far, open and closed."""
+        totals = self._past.copy()
+        for session in self._by_id.values():
+            totals.update(session.usage().counts())
+        return dict(totals)
+
+    @property
+    def open_sessions(self) -> int:
+        """Count the sessions that are open."""
+        return len(self._by_id)
 
     def usage(self, session_id: SessionId) -> SessionUsage:
         """Count what a session used; also after it was closed.
@@ -164,14 +184,27 @@ class Gateway:
         closed = self._closed.get(session_id)
         return self._open_session(session_id).usage() if closed is None else closed
 
-    def pause(self) -> None:
-        """Hold new calls back; running ones go on as far as the engine does."""
+    @property
+    def holders(self) -> frozenset[str]:
+        """Who holds new calls back; nobody: calls are let through."""
+        return frozenset(self._holders)
+
+    def pause(self, holder: str = _RUN) -> None:
+        """Hold new calls back; running ones go on as far as the engine does.
+
+        Args:
+            holder: Who asks for it. Calls are let through when every holder has let go.
+        """
+        self._holders.add(holder)
         self._pauses.begin()
         for session in self._by_id.values():
             session.suspend_timeouts()
 
-    def resume(self) -> None:
-        """Let calls through again."""
+    def resume(self, holder: str = _RUN) -> None:
+        """Let calls through again, unless others still hold them back."""
+        self._holders.discard(holder)
+        if self._holders:
+            return
         self._pauses.end()
         for session in self._by_id.values():
             session.restart_timeouts()
@@ -191,7 +224,8 @@ class Gateway:
             raise GatewayError("the gateway does not serve yet", fix="Enter `serve()` first.")
         return self._capabilities
 
-    def _limits(self) -> ConnectionLimits:
+    def connection_limits(self) -> ConnectionLimits:
+        """Say what clients may take of time and room."""
         settings = self._settings
         return ConnectionLimits(
             head_timeout_s=settings.head_timeout_s,

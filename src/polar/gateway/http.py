@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from polar.dialects import CountsTokens, Dialect, Route, StreamEncoder
 from polar.errors import (
-    BadRequest,
     PolarError,
-    RequestTooLarge,
     RequestTooSlow,
     Unauthorized,
     UnknownRoute,
+)
+from polar.gateway.asgi import (
+    Receive,
+    Scope,
+    Send,
+    bearer,
+    head,
+    read_body,
+    read_headers,
+    send_part,
+    send_whole,
 )
 from polar.gateway.call import RunningCall
 from polar.gateway.feed import Ending, Reader
@@ -25,10 +33,6 @@ from polar.gateway.settings import GatewaySettings
 from polar.types import Chat, Reply
 
 __all__ = ["GatewayApp"]
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 _SESSION_PATH = re.compile(r"/s/(?P<key>[^/]+)(?P<rest>/.*)")
 _KEY_HEADERS = ("x-api-key", "x-goog-api-key")
@@ -140,7 +144,7 @@ class GatewayApp:
         timeout_s = self._settings.body_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
-                return await _read_body(
+                return await read_body(
                     receive, limit_bytes=int(self._settings.max_request_mb * 2**20)
                 )
         except TimeoutError as error:
@@ -155,20 +159,20 @@ class GatewayApp:
         body = dialect.response(
             chat, ending, response_id=call.request.id, created=int(self._clock())
         )
-        await _send_whole(send, 200, body)
+        await send_whole(send, 200, body)
 
     async def _stream(self, dialect: Dialect, chat: Chat, call: RunningCall, send: Send) -> None:
         encoder = dialect.encoder(chat, response_id=call.request.id, created=int(self._clock()))
         with call.feed.reader() as reader:
-            await send(_head(200, b"text/event-stream", (b"cache-control", b"no-cache")))
-            await _send_part(send, encoder.start())
+            await send(head(200, b"text/event-stream", (b"cache-control", b"no-cache")))
+            await send_part(send, encoder.start())
             ending = await self._follow(reader, encoder, send)
         if isinstance(ending, Reply):
             await send({"type": "http.response.body", "body": encoder.end(ending)})
         else:
             # The body is left open: the server cuts the connection, so that no client can take
             # what it has for a finished reply.
-            await _send_part(send, encoder.error(ending))
+            await send_part(send, encoder.error(ending))
 
     async def _follow(self, reader: Reader, encoder: StreamEncoder, send: Send) -> Ending:
         """Send what is sampled until the end, and a no-op where there is nothing to send.
@@ -184,17 +188,17 @@ class GatewayApp:
             if not part and reader.ending is None and now() >= due_at:
                 part = encoder.keepalive()
             if part:
-                await _send_part(send, part)
+                await send_part(send, part)
                 due_at = now() + self._settings.keepalive_s
         return ending
 
     async def _send_models(self, dialect: Dialect, send: Send) -> None:
-        await _send_whole(send, 200, dialect.models(self._model(), created=int(self._clock())))
+        await send_whole(send, 200, dialect.models(self._model(), created=int(self._clock())))
 
     async def _send_count(self, dialect: Dialect, prompt_tokens: int, send: Send) -> None:
         if not isinstance(dialect, CountsTokens):
             raise TypeError(f"the dialect {dialect.name} has a route to count, but cannot count")
-        await _send_whole(send, 200, dialect.count(prompt_tokens))
+        await send_whole(send, 200, dialect.count(prompt_tokens))
 
     async def _send_error(self, dialect: Dialect, error: PolarError, send: Send) -> None:
         status, body = dialect.error(error)
@@ -203,7 +207,7 @@ class GatewayApp:
             headers.append((b"retry-after", str(self._settings.retry_after_s).encode()))
         if isinstance(error, RequestTooSlow):
             headers.append((b"connection", b"close"))  # the rest of it is not waited for
-        await _send_whole(send, status, body, *headers)
+        await send_whole(send, status, body, *headers)
 
 
 class _ClientGone(Exception):
@@ -229,9 +233,7 @@ async def _watch(receive: Receive) -> None:
 
 
 def _read_head(scope: Scope) -> _Request:
-    headers = {
-        name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]
-    }
+    headers = read_headers(scope)
     found = _SESSION_PATH.fullmatch(scope["path"])
     return _Request(
         method=scope["method"],
@@ -242,40 +244,6 @@ def _read_head(scope: Scope) -> _Request:
 
 
 def _header_key(headers: Mapping[str, str]) -> str | None:
-    scheme, _, token = headers.get("authorization", "").partition(" ")
-    if scheme.lower() == "bearer" and token:
-        return token.strip()
-    return next((headers[name] for name in _KEY_HEADERS if name in headers), None)
-
-
-async def _read_body(receive: Receive, *, limit_bytes: int) -> bytes:
-    parts: list[bytes] = []
-    size_bytes = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise BadRequest("the client left before its request was complete")
-        parts.append(message.get("body", b""))
-        size_bytes += len(parts[-1])
-        if size_bytes > limit_bytes:
-            raise RequestTooLarge(f"the request is larger than {limit_bytes} bytes")
-        if not message.get("more_body", False):
-            return b"".join(parts)
-
-
-def _head(status: int, content_type: bytes, *headers: tuple[bytes, bytes]) -> dict[str, Any]:
-    return {
-        "type": "http.response.start",
-        "status": status,
-        "headers": [(b"content-type", content_type), *headers],
-    }
-
-
-async def _send_part(send: Send, body: bytes) -> None:
-    await send({"type": "http.response.body", "body": body, "more_body": True})
-
-
-async def _send_whole(send: Send, status: int, body: bytes, *headers: tuple[bytes, bytes]) -> None:
-    length = (b"content-length", str(len(body)).encode())
-    await send(_head(status, b"application/json", length, *headers))
-    await send({"type": "http.response.body", "body": body})
+    return bearer(headers) or next(
+        (headers[name] for name in _KEY_HEADERS if name in headers), None
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 
 from polar.store.base import Scored, Unscored
@@ -54,6 +54,11 @@ class SessionUsage:
     """Calls that it gave none, because it broke or had none to give; the journal says why."""
     forks: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     """Reason -> calls that extended no earlier call."""
+
+    def counts(self) -> Mapping[str, int]:
+        """Give what can be added up over sessions."""
+        numbers = ((each.name, getattr(self, each.name)) for each in fields(self))
+        return {name: value for name, value in numbers if isinstance(value, int)}
 
 
 class UsageCounter:

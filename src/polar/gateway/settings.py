@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from pathlib import Path
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from polar.errors import ConfigError
 from polar.gateway import interceptors
@@ -12,7 +13,11 @@ from polar.gateway.scorers.settings import ScorerSpec
 from polar.gateway.user_code import FunctionName
 from polar.tasks.problems import Refused, problems_in
 
-__all__ = ["GatewaySettings", "InterceptorSpec", "ScorerSpec"]
+__all__ = ["ControlSettings", "GatewaySettings", "InterceptorSpec", "ScorerSpec"]
+
+
+def _absolute(path: Path) -> Path:
+    return path.expanduser().absolute()
 
 
 class InterceptorSpec(BaseModel):
@@ -49,6 +54,19 @@ class InterceptorSpec(BaseModel):
             raise Refused(f"settings of {name}: {what}", fix=first.fix) from error
 
 
+class ControlSettings(BaseModel):
+    """The control API: on a port of its own, with a token of its own."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    token_file: Annotated[Path, AfterValidator(_absolute)]
+    """File with the token, readable by its owner alone; made if it is not there."""
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int = Field(default=0, ge=0, le=65535)
+    """Port to listen on; 0 chooses a free one."""
+
+
 class GatewaySettings(BaseModel):
     """How the gateway serves harnesses."""
 
@@ -82,3 +100,5 @@ class GatewaySettings(BaseModel):
     """What rewrites requests before the model sees them, in this order; both sides go on record."""
     scorer: ScorerSpec | None = None
     """What scores calls once they are on record; absent: nothing does."""
+    control: ControlSettings | None = None
+    """Where sessions can be opened from outside, and the gateway be watched; absent: nowhere."""

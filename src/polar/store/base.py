@@ -46,7 +46,8 @@ class SessionRecord:
     step: int
     """The training step it was collected for; -1 never occurs: evaluation uses its own phase."""
     phase: str
-    """`train`, `heldout_before`, `heldout_after`, `warm_start`, `rollout`, `control`."""
+    """`train`, `heldout_before`, `heldout_after`, `warm_start`, `rollout`, `control`,
+    `external` (opened through the control API)."""
 
 
 class Journal(Protocol):
