@@ -4,6 +4,8 @@ import dataclasses
 import json
 import shlex
 import signal
+import socket
+import stat
 import subprocess
 import sys
 import time
@@ -272,3 +274,48 @@ def test_the_experts_calls_are_verified_against_a_tape_of_their_own(
     assert polar("verify", "run")[0] == 0
     (tmp_path / "run" / record).unlink()
     assert polar("verify", "run")[0] == 8
+
+
+OUTSIDER = """
+import json, pathlib, sys, urllib.request
+
+def ask(method, url, token, **body):
+    headers = {"Authorization": "Bearer " + token, "Content-Type": "application/json"}
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers, method=method)
+    return json.load(urllib.request.urlopen(request, timeout=60))
+
+control, token_file, base_url, key = sys.argv[1:]
+token = pathlib.Path(token_file).read_text().strip()
+chat = {"model": "m", "messages": [{"role": "user", "content": "from outside"}]}
+opened = ask("POST", control + "/sessions", token, task_id="mine")
+ask("POST", opened["base_url"] + "/v1/chat/completions", opened["key"], **chat)
+ask("DELETE", control + "/sessions/" + opened["id"], token)
+ask("POST", base_url + "/chat/completions", key, **chat)
+"""
+
+
+def test_a_run_serves_sessions_from_outside_and_verifies(polar, config, tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    program, token = tmp_path / "outsider.py", tmp_path / "token"
+    program.write_text(OUTSIDER)
+    line = f"exec {shlex.quote(sys.executable)} -I -S {program} http://127.0.0.1:{port} {token}"
+    data = json.loads(config.read_text())
+    data["harness"]["settings"]["command"] = line + " {base_url} {key}"
+    data["gateway"] = {"control": {"token_file": str(token), "port": port}}
+    config.write_text(json.dumps(data))
+    write_tasks(tmp_path / "one.jsonl", [task("ask", name="a")])
+
+    code, said, complained = polar(
+        "rollout", tmp_path / "one.jsonl", "--config", config, "--run-dir", "run"
+    )
+
+    assert code == 0, complained
+    assert f"control API at http://127.0.0.1:{port}" in said
+    assert stat.S_IMODE(token.stat().st_mode) == 0o600
+    with read_journal(tmp_path / "run" / "journal.sqlite") as journal:
+        (outside,) = journal.sessions(phase="external")
+        (call,) = journal.calls(outside.session.id)
+    assert (outside.session.task_id, call.messages[0].content) == ("mine", "from outside")
+    assert polar("verify", "run")[0] == 0
