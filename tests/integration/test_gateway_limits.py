@@ -1,6 +1,7 @@
 """Clients that send or read slowly, and requests and replies that are too large, over sockets."""
 
 import asyncio
+import gc
 import json
 import socket
 from contextlib import asynccontextmanager
@@ -11,6 +12,7 @@ import pytest
 from gateway_support import Hold, ask, serving
 
 from polar.gateway import GatewaySettings
+from polar.gateway.connections import LimitedProtocol
 
 WORDY = "m" * 10_000
 """A name of a model that makes every event of a stream large, for it is in each of them."""
@@ -177,6 +179,21 @@ async def test_a_client_that_does_not_read_the_end_of_an_answer_is_cut(tmp_path)
         await until(lambda: setup.gateway.cut_connections == {"slow_reader": 1})
         (call,) = await setup.journal.calls(session.id)
         assert call.finish_reason == "stop"
+
+
+async def test_connections_ask_whether_the_other_side_is_still_there(tmp_path):
+    async with serving(tmp_path) as setup, connected(setup) as (_, writer):
+        address = writer.get_extra_info("sockname")
+
+        def served() -> list[LimitedProtocol]:
+            protocols = [found for found in gc.get_objects() if isinstance(found, LimitedProtocol)]
+            return [found for found in protocols if found.client == address]
+
+        await until(served)
+        options = served()[0].transport.get_extra_info("socket")
+        assert options.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        if hasattr(socket, "TCP_KEEPIDLE"):
+            assert options.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 60
 
 
 async def test_a_client_that_reads_late_but_in_time_gets_everything(tmp_path):

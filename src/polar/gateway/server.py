@@ -22,6 +22,11 @@ _IDLE_CONNECTION_S = 600
 """A harness thinks and runs tools between calls; its client must not meet a closing connection."""
 
 
+_KEEPALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}
+"""Seconds of silence before the other side is asked whether it is there, seconds between questions,
+and questions without an answer after which it is not; where the system lets them be set."""
+
+
 @dataclass(frozen=True, slots=True)
 class Address:
     """Where the gateway listens."""
@@ -96,14 +101,25 @@ async def serve_app(
         listener.close()
 
 
+def _notice_vanished_peers(listener: socket.socket) -> None:
+    """Have the system end connections whose other side is gone without a word.
+
+    Connections inherit it. Nothing tells such a one from a harness that thinks, and it would
+    keep its call and its descriptor for hours.
+    """
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE.items():
+        if hasattr(socket, name):
+            listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # Named as TCP, so that asyncio sets TCP_NODELAY: without it small answers wait 40 ms.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # A client that vanished without a word is noticed while it is waited for.
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        _notice_vanished_peers(listener)
         listener.bind((host, port))
         listener.listen(2048)
     except (OSError, OverflowError) as error:
