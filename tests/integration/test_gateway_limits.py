@@ -235,6 +235,33 @@ async def test_a_reply_that_is_too_large_ends_the_call_and_is_on_record_as_aband
         assert setup.gateway.failure is None
 
 
+async def test_a_stream_whose_events_add_up_to_too_much_is_broken_off_and_abandoned(tmp_path):
+    hold = Hold()
+    settings = GatewaySettings(max_response_mb=0.1)
+    async with serving(tmp_path, ["x" * 50, hold], settings=settings) as setup:
+        session = await setup.open()
+        async with setup.client(session) as client:
+            stream = await client.chat.completions.create(
+                **ask("hi", stream=True) | {"model": WORDY}
+            )
+            with pytest.raises((openai.APIError, httpx.RemoteProtocolError), match="bytes"):
+                async for _ in stream:
+                    pass
+        await until(lambda: setup.gateway.usage(session.id).unfinished_calls == 1)
+        (call,) = await setup.journal.calls(session.id)
+        assert call.finish_reason == "abandoned"
+
+
+async def test_a_whole_answer_that_is_too_large_is_refused(tmp_path):
+    settings = GatewaySettings(max_response_mb=0.1)
+    async with serving(tmp_path, "x", "x", settings=settings) as setup:
+        session = await setup.open()
+        async with setup.client(session) as client:
+            with pytest.raises(openai.BadRequestError, match="answer grew larger"):
+                await client.chat.completions.create(**ask("hi") | {"model": "m" * 200_000})
+            assert await consume(client, stream=False) == "x"
+
+
 async def test_a_reply_of_just_the_largest_size_is_given(tmp_path):
     settings = GatewaySettings(max_reply_mb=100 / 2**20)
     async with serving(tmp_path, ["x" * 100], settings=settings) as setup:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from polar.dialects import CountsTokens, Dialect, Route, StreamEncoder
 from polar.errors import (
     PolarError,
+    ReplyTooLarge,
     RequestTooSlow,
     Unauthorized,
     UnknownRoute,
@@ -88,6 +89,7 @@ class GatewayApp:
         self._find_session = find_session
         self._model = model
         self._settings = settings
+        self._most_bytes = int(settings.max_response_mb * 2**20)
         self._clock = clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -159,6 +161,9 @@ class GatewayApp:
         body = dialect.response(
             chat, ending, response_id=call.request.id, created=int(self._clock())
         )
+        if len(body) > self._most_bytes:
+            await self._send_error(dialect, self._too_large(), send)
+            return
         await send_whole(send, 200, body)
 
     async def _stream(self, dialect: Dialect, chat: Chat, call: RunningCall, send: Send) -> None:
@@ -182,15 +187,25 @@ class GatewayApp:
         """
         now = asyncio.get_running_loop().time
         due_at = now() + self._settings.keepalive_s
+        sent_bytes = 0
         while (ending := reader.ending) is None:
             deltas = await reader.more(timeout_s=max(due_at - now(), 0))
             part = b"".join(map(encoder.delta, deltas))
             if not part and reader.ending is None and now() >= due_at:
                 part = encoder.keepalive()
+            sent_bytes += len(part)
+            if sent_bytes > self._most_bytes:
+                return self._too_large()
             if part:
                 await send_part(send, part)
                 due_at = now() + self._settings.keepalive_s
         return ending
+
+    def _too_large(self) -> ReplyTooLarge:
+        return ReplyTooLarge(
+            f"the answer grew larger than {self._most_bytes} bytes",
+            fix="Ask for fewer tokens, or raise `gateway.max_response_mb`.",
+        )
 
     async def _send_models(self, dialect: Dialect, send: Send) -> None:
         await send_whole(send, 200, dialect.models(self._model(), created=int(self._clock())))

@@ -87,6 +87,9 @@ class GatewaySettings(BaseModel):
     max_reply_mb: float = Field(default=16.0, gt=0)
     """Largest reply: UTF-8 bytes of text, reasoning and tool arguments, however it is delivered.
     At this size sampling stops, and the call goes on record as abandoned."""
+    max_response_mb: float = Field(default=256.0, gt=0)
+    """Largest answer as it is sent, with all that the wire format adds; a stream is broken off
+    there with an error, and its call abandoned."""
     max_head_kb: float = Field(default=128.0, gt=0)
     """Largest head of a request: method, path and headers."""
     head_timeout_s: float = Field(default=60.0, gt=0)
