@@ -64,7 +64,7 @@ def separate_pass(model: PreTrainedModel, traces: list[Trace]) -> float:
 def tree_pass(model: PreTrainedModel, traces: list[Trace], keep: Keep, piece: int) -> float:
     policy = Policy(model, keep=keep, piece_tokens=piece)
     total = sum(int(t.loss_mask.sum()) for t in traces)
-    logprobs, _ = policy.learn(build_tree(traces), lambda _, values: -values.sum() / total)
+    logprobs, _ = policy.learn(build_tree(traces), lambda _, values, __: -values.sum() / total)
     return -float(logprobs.mean())
 
 

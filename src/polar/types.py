@@ -387,6 +387,8 @@ class BuildReport:
     """Unique tokens: nodes of the token tree."""
     divergences: int = 0
     """Trained calls whose context is not the prompt that the engine saw (`canonical` only)."""
+    cut_replies: int = 0
+    """Trained calls whose reply ended because it reached its token limit."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,81 +1,62 @@
-"""Advantages of sessions within their group."""
+"""Advantages of sessions: how much better than expected each did."""
 
 from __future__ import annotations
 
-from typing import Literal, assert_never
+from collections.abc import Sequence
+from typing import assert_never
 
 import numpy as np
 from numpy.typing import NDArray
 
-from polar.types import Cancelled, Completed, Failed, Group, MaskArray, Outcome, TimedOut
+from polar.train.settings import Algorithm
 
-__all__ = ["graded_sessions", "group_advantages", "grpo", "has_spread", "is_graded", "rloo"]
+__all__ = ["Rewards", "advantages", "grpo", "reinforce_pp", "reinforce_pp_baseline", "rloo"]
 
-Algorithm = Literal["grpo", "dr_grpo", "rloo"]
-FailedPolicy = Literal["baseline", "exclude"]
 Rewards = NDArray[np.float64]
 
 STD_EPS = 1e-4
 
 
-def group_advantages(
-    group: Group, *, algorithm: Algorithm, failed: FailedPolicy = "exclude"
-) -> Rewards:
+def advantages(groups: Sequence[Rewards], algorithm: Algorithm) -> list[Rewards]:
     """Compute one advantage a session, whatever number of traces it yielded.
 
     Args:
-        group: The sessions of one task.
+        groups: float64 [sessions] of each group of a step; the rewards that count.
         algorithm: How rewards become advantages.
-        failed: Whether broken sessions count in the baseline, with reward 0.
 
     Returns:
-        float64 [sessions]; 0 for broken sessions, and for all where the rewards do not differ.
+        float64 [sessions] of each group; all 0 where rewards that are compared do not differ.
     """
-    graded = graded_sessions(group)
-    rewards = np.array([t.reward for t in group.trajectories], dtype=np.float64)
-    rewards[~graded] = 0.0
-    counted = graded if failed == "exclude" else np.ones_like(graded)
-    advantages = np.zeros_like(rewards)
-    advantages[counted] = _advantages(rewards[counted], algorithm)
-    advantages[~graded] = 0.0
-    return advantages
-
-
-def graded_sessions(group: Group) -> MaskArray:
-    """Tell which sessions were graded and so say something about the model: bool [sessions]."""
-    return np.array([is_graded(t.outcome) for t in group.trajectories], dtype=bool)
-
-
-def has_spread(group: Group) -> bool:
-    """Tell whether the rewards of the graded sessions differ: only then is there a gradient."""
-    rewards = [t.reward for t in group.trajectories if is_graded(t.outcome)]
-    return len(set(rewards)) > 1
-
-
-def is_graded(outcome: Outcome) -> bool:
-    """Tell whether a session was graded and so says something about the model."""
-    match outcome:
-        case Completed():
-            return True
-        case TimedOut(grade=grade):
-            return grade is not None
-        case Failed() | Cancelled():
-            return False
+    match algorithm:
+        case "grpo":
+            return [
+                grpo(rewards) if _differ(rewards) else np.zeros_like(rewards) for rewards in groups
+            ]
+        case "dr_grpo":
+            return [_centred(rewards) for rewards in groups]
+        case "rloo":
+            return [
+                rloo(rewards) if _differ(rewards) else np.zeros_like(rewards) for rewards in groups
+            ]
+        case "reinforce_pp":
+            return reinforce_pp(groups)
+        case "reinforce_pp_baseline":
+            return reinforce_pp_baseline(groups)
         case _:
-            assert_never(outcome)
+            assert_never(algorithm)
 
 
-def grpo(rewards: Rewards, *, divide_by_std: bool = True) -> Rewards:
-    """Subtract the group's mean and, in the original form, divide by its deviation.
+def grpo(rewards: Rewards) -> Rewards:
+    """Subtract the group's mean and divide by its deviation.
 
     Args:
-        rewards: float64 [sessions].
-        divide_by_std: False for Dr. GRPO, which does not favour groups with little spread.
+        rewards: float64 [sessions], at least 2.
 
-    Source: DeepSeekMath (arXiv 2402.03300) §4.1; Dr. GRPO (arXiv 2503.20783) §3.
+    Source: DeepSeekMath (arXiv 2402.03300) §4.1. Without the division, `dr_grpo`, groups of little
+        spread are not favoured: Dr. GRPO (arXiv 2503.20783) §3.
     """
-    centred: Rewards = rewards - rewards.mean()
-    return centred / (float(rewards.std(ddof=1)) + STD_EPS) if divide_by_std else centred
+    normal: Rewards = (rewards - rewards.mean()) / (float(rewards.std(ddof=1)) + STD_EPS)
+    return normal
 
 
 def rloo(rewards: Rewards) -> Rewards:
@@ -90,15 +71,33 @@ def rloo(rewards: Rewards) -> Rewards:
     return rewards - others
 
 
-def _advantages(rewards: Rewards, algorithm: Algorithm) -> Rewards:
-    if rewards.size < 2 or np.ptp(rewards) == 0.0:
-        return np.zeros_like(rewards)
-    match algorithm:
-        case "grpo":
-            return grpo(rewards)
-        case "dr_grpo":
-            return grpo(rewards, divide_by_std=False)
-        case "rloo":
-            return rloo(rewards)
-        case _:
-            assert_never(algorithm)
+def reinforce_pp(groups: Sequence[Rewards]) -> list[Rewards]:
+    """Normalise by the mean and the deviation of all sessions of the step, whatever their group.
+
+    Source: REINFORCE++ (arXiv 2501.03262) §3.
+    """
+    return _over_step(groups)
+
+
+def reinforce_pp_baseline(groups: Sequence[Rewards]) -> list[Rewards]:
+    """Subtract the group's mean, then normalise over all sessions of the step.
+
+    Source: REINFORCE++ (arXiv 2501.03262) §3, the variant with a baseline.
+    """
+    return _over_step([_centred(rewards) for rewards in groups])
+
+
+def _over_step(groups: Sequence[Rewards]) -> list[Rewards]:
+    together = np.concatenate([np.zeros(0), *groups])
+    if not _differ(together):
+        return [np.zeros_like(rewards) for rewards in groups]
+    spread = float(together.std(ddof=1)) + STD_EPS
+    return [(rewards - together.mean()) / spread for rewards in groups]
+
+
+def _centred(rewards: Rewards) -> Rewards:
+    return rewards - rewards.mean() if _differ(rewards) else np.zeros_like(rewards)
+
+
+def _differ(rewards: Rewards) -> bool:
+    return rewards.size > 1 and float(np.ptp(rewards)) > 0.0

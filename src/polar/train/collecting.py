@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from polar.train.advantages import has_spread, is_graded
 from polar.train.loop_settings import LoopSettings
+from polar.train.standing import has_spread, is_graded
 from polar.types import Group, Task
 
 __all__ = ["Collect", "Collection", "Collector"]

@@ -21,9 +21,9 @@ from polar.train.tree_context import TreeContext
 
 __all__ = ["DepthFirst", "LossOf"]
 
-LossOf = Callable[[Indices, Tensor], Tensor]
-"""The share of the loss of some whole traces, from the indices of their samples in the batch and
-the logprobs of these; shares add up to the loss."""
+LossOf = Callable[[Indices, Tensor, Tensor], Tensor]
+"""The share of the loss of some whole traces, from the indices of their samples in the batch, the
+logprobs of these and the entropies; shares add up to the loss."""
 
 Compute = Callable[[TreeContext, slice, slice], tuple[Tensor, Tensor]]
 """Logprobs and entropies of a piece, given the slices of samples and of rows it predicts."""
@@ -36,7 +36,9 @@ class _Open:
     tree: TreeContext
     until: int
     logprobs: Tensor
+    entropies: Tensor
     samples: slice
+    rows: slice
 
 
 class DepthFirst:
@@ -66,6 +68,7 @@ class DepthFirst:
             2, batch.sample_rows.size, dtype=torch.float32, device=device
         )
         self._entropies = torch.zeros(batch.logit_nodes.size, device=device)
+        self._entropy_gradient: Tensor | None = None  # seldom part of a loss
         nodes = batch.logit_nodes[batch.sample_rows]
         last = np.zeros(int(batch.sample_traces.max(initial=-1)) + 1, np.int64)
         np.maximum.at(last, batch.sample_traces, nodes)
@@ -95,8 +98,8 @@ class DepthFirst:
         tree = TreeContext(self._batch.layout, piece, past=[o.tree for o in self._open])
         logprobs, entropies = self._compute(tree, samples, rows)
         self._logprobs[samples] = logprobs.detach()
-        self._entropies[rows] = entropies
-        self._open.append(_Open(tree, piece.until, logprobs, samples))
+        self._entropies[rows] = entropies.detach()
+        self._open.append(_Open(tree, piece.until, logprobs, entropies, samples, rows))
 
     def _weigh(self, piece: Piece) -> None:
         """Take the loss of the traces of which this piece has the last sample."""
@@ -105,17 +108,27 @@ class DepthFirst:
         if not samples.size:
             return
         index = torch.from_numpy(samples).to(self._logprobs.device)
+        rows = torch.from_numpy(self._batch.sample_rows[samples]).to(self._logprobs.device)
         values = self._logprobs[index].requires_grad_()
-        loss = self._loss_of(samples, values)
+        entropies = self._entropies[rows].requires_grad_()
+        loss = self._loss_of(samples, values, entropies)
         if not torch.isfinite(loss):
             raise TrainingError(f"the loss is {loss.item()}", fix="Lower the learning rate.")
-        (self._gradient[index],) = torch.autograd.grad(loss, values)
+        by_value, by_entropy = torch.autograd.grad(loss, (values, entropies), allow_unused=True)
+        if by_value is not None:
+            self._gradient[index] = by_value
+        if by_entropy is not None:
+            if self._entropy_gradient is None:
+                self._entropy_gradient = torch.zeros_like(self._entropies)
+            self._entropy_gradient.index_add_(0, rows, by_entropy)
 
     def _finish(self, row: int) -> None:
         """Go back through the last pieces, as far as nothing from `row` on descends from them."""
         while self._open and self._open[-1].until <= row:
             last = self._open.pop()
             roots = [(last.logprobs, self._gradient[last.samples])]
+            if self._entropy_gradient is not None:
+                roots.append((last.entropies, self._entropy_gradient[last.rows]))
             for shared in last.tree.shared.values():
                 roots += shared.gradients()
             roots = [(root, grad) for root, grad in roots if root.requires_grad and root.numel()]

@@ -33,8 +33,8 @@ def sampled_logprobs(
         chunk: Rows whose logits are in memory at once.
 
     Returns:
-        Logprobs float32 [samples], and entropies float32 [rows] of the distributions (without
-        gradient).
+        Logprobs float32 [samples], and entropies float32 [rows] of the distributions, both with
+        gradient.
     """
     logprobs, entropies = _SampledLogprobs.apply(  # type: ignore[no-untyped-call]
         hidden, head.weight, head.bias, rows, tokens, temperature, chunk
@@ -62,22 +62,27 @@ class _SampledLogprobs(torch.autograd.Function):
             entropies[start:stop] = -torch.linalg.vecdot(logs.exp(), logs)
         ctx.save_for_backward(hidden, weight, bias, rows, tokens)
         ctx.temperature, ctx.chunk = temperature, chunk
-        ctx.mark_non_differentiable(entropies)
+        ctx.set_materialize_grads(False)  # entropies are seldom part of the loss
         return logprobs, entropies
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor | None, by_entropy: Tensor | None) -> tuple[Any, ...]:
         hidden, weight, bias, rows, tokens = ctx.saved_tensors
+        grad = rows.new_zeros(rows.shape, dtype=torch.float32) if grad is None else grad
         grad_hidden = torch.empty_like(hidden)
         grad_weight = (
             torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
         )
         grad_bias = torch.zeros_like(bias) if ctx.needs_input_grad[2] else None
         for start, stop, samples in _chunks(rows, hidden.shape[0], ctx.chunk):
-            d_logits = _logits(hidden[start:stop], weight, bias, ctx.temperature).softmax(-1)
-            local, share = rows[samples] - start, grad[samples]
-            d_logits.mul_(-d_logits.new_zeros(stop - start).index_add_(0, local, share)[:, None])
-            d_logits.index_put_((local, tokens[samples]), share, accumulate=True)
+            logits = _logits(hidden[start:stop], weight, bias, ctx.temperature)
+            d_logits = _logits_gradient(
+                logits,
+                rows=rows[samples] - start,
+                tokens=tokens[samples],
+                share=grad[samples],
+                by_entropy=None if by_entropy is None else by_entropy[start:stop],
+            )
             narrow = d_logits.div_(ctx.temperature).to(weight.dtype)
             grad_hidden[start:stop] = narrow @ weight
             if grad_weight is not None:
@@ -85,6 +90,25 @@ class _SampledLogprobs(torch.autograd.Function):
             if grad_bias is not None:
                 grad_bias += narrow.sum(0)
         return grad_hidden, grad_weight, grad_bias, None, None, None, None
+
+
+def _logits_gradient(
+    logits: Tensor, *, rows: Tensor, tokens: Tensor, share: Tensor, by_entropy: Tensor | None
+) -> Tensor:
+    """Gradient of the logits: float32 [rows, vocabulary].
+
+    With p the distribution and H its entropy: `onehot - p` for a logprob, `-p (log p + H)` for an
+    entropy.
+    """
+    likely = logits.softmax(-1)
+    towards = -logits.new_zeros(logits.shape[0]).index_add_(0, rows, share)[:, None]
+    if by_entropy is None:
+        gradient = likely.mul_(towards)
+    else:
+        logs = logits.log_softmax(-1)
+        entropies = -torch.linalg.vecdot(likely, logs)[:, None]
+        gradient = likely.mul_(towards - by_entropy[:, None] * logs.add_(entropies))
+    return gradient.index_put_((rows, tokens), share, accumulate=True)
 
 
 def _chunks(rows: Tensor, size: int, chunk: int) -> list[tuple[int, int, slice]]:

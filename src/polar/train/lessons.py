@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
-from polar.train.advantages import graded_sessions, group_advantages
+import numpy as np
+
+from polar.train.advantages import Rewards, advantages
+from polar.train.rewards import shaped_rewards
 from polar.train.settings import TrainSettings
+from polar.train.standing import Standing, standing
 from polar.types import Group, Trace, Trajectory
 
-__all__ = ["Lesson", "group_lessons", "overlong_tokens"]
+__all__ = ["Credited", "Lesson", "credited_groups", "group_lessons", "lessons", "overlong_tokens"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,26 +28,62 @@ class Lesson:
 
 
 @dataclass(frozen=True, slots=True)
-class _Credited:
+class Credited:
+    """A session that trains."""
+
     trajectory: Trajectory
     advantage: float
     tokens: int
+    """Its trained tokens."""
 
 
 def group_lessons(groups: Sequence[Group], settings: TrainSettings) -> list[Lesson]:
-    """Turn the groups of one optimizer step into weighted traces.
+    """Turn the groups of one optimizer step into weighted traces."""
+    return lessons(credited_groups(groups, settings), settings)
 
-    Groups whose rewards do not differ yield none and do not count in the normaliser. Sessions
-    with advantage 0 in other groups count, but yield none: their gradient is 0. Traces above
-    `max_trace_tokens` are left out everywhere.
+
+def credited_groups(
+    groups: Sequence[Group],
+    settings: TrainSettings,
+    divergences: Sequence[Rewards] | None = None,
+) -> list[list[Credited]]:
+    """Give each session of a step its advantage; a group without any teaches nothing.
+
+    Args:
+        groups: All groups of the step.
+        settings: Algorithm, policies, shaping.
+        divergences: For each group, float64 [sessions]; see `shaped_rewards`.
+
+    Returns:
+        The sessions to train on of each group. Traces above `max_trace_tokens` do not count.
     """
-    credited = [c for group in groups for c in _credit(group, settings)]
-    total = sum(c.tokens for c in credited)
+    standings = [standing(group, settings) for group in groups]
+    costs: Sequence[Rewards | None] = divergences or [None] * len(groups)
+    rewards = [
+        shaped_rewards(group, settings, cost) for group, cost in zip(groups, costs, strict=True)
+    ]
+    counted = [r[s.counted] for r, s in zip(rewards, standings, strict=True)]
+    found = advantages(counted, settings.algorithm)
     return [
-        Lesson(trace, c.advantage, _weight(c.tokens, total, len(credited), settings))
-        for c in credited
-        if c.advantage != 0.0
-        for trace in _trained_traces(c.trajectory, settings)
+        _credited(group, s, values, settings)
+        for group, s, values in zip(groups, standings, found, strict=True)
+    ]
+
+
+def lessons(credited: Iterable[Sequence[Credited]], settings: TrainSettings) -> list[Lesson]:
+    """Weigh the traces of one optimizer step.
+
+    Groups without an advantage yield none and do not count in the normaliser. Sessions with
+    advantage 0 in other groups count; unless the loss has terms that need no advantage they yield
+    none, for their gradient is 0.
+    """
+    sessions = [session for group in credited for session in group]
+    total = sum(session.tokens for session in sessions)
+    return [
+        Lesson(trace, s.advantage, _weight(s.tokens, total, len(sessions), settings))
+        for s in sessions
+        if s.advantage != 0.0 or settings.regularised
+        for trace in _trained_traces(s.trajectory, settings)
     ]
 
 
@@ -58,19 +98,22 @@ def overlong_tokens(groups: Sequence[Group], settings: TrainSettings) -> int:
     )
 
 
-def _credit(group: Group, settings: TrainSettings) -> list[_Credited]:
-    advantages = group_advantages(
-        group, algorithm=settings.algorithm, failed=settings.failed_sessions
-    )
-    if not advantages.any():
+def _credited(
+    group: Group, standing: Standing, values: Rewards, settings: TrainSettings
+) -> list[Credited]:
+    """Choose the sessions that train; `values` are the advantages of those that count."""
+    if not values.any():
         return []
-    graded = graded_sessions(group)
-    counted = [
-        _Credited(trajectory, float(advantage), _trained_tokens(trajectory, settings))
-        for trajectory, advantage, kept in zip(group.trajectories, advantages, graded, strict=True)
-        if kept
+    advantage = np.zeros(len(group.trajectories))
+    advantage[standing.counted] = values
+    sessions = [
+        Credited(trajectory, float(value), _trained_tokens(trajectory, settings))
+        for trajectory, value, trains in zip(
+            group.trajectories, advantage, standing.trained, strict=True
+        )
+        if trains
     ]
-    return [c for c in counted if c.tokens > 0]
+    return [session for session in sessions if session.tokens > 0]
 
 
 def _trained_traces(trajectory: Trajectory, settings: TrainSettings) -> list[Trace]:

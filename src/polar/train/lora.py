@@ -7,6 +7,8 @@ two factors as if the adapter were a branch of its own, and never the gradient o
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +18,12 @@ from torch.nn.functional import linear
 
 from polar.train.settings import LoraSettings
 
-__all__ = ["Adapter", "adapt"]
+__all__ = ["Adapter", "adapt", "switched_off"]
+
+
+@dataclass(slots=True)
+class _Switch:
+    on: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +39,8 @@ class Adapter:
     scale: float
     targets: tuple[Tensor, ...]
     """Weights that hold the sum: the working model's and the user's."""
+    switch: _Switch
+    """Whether the working model computes with the sum."""
 
     @torch.no_grad()
     def merge(self) -> None:
@@ -69,6 +78,21 @@ def adapt(
     return adapters
 
 
+@contextmanager
+def switched_off(adapters: Sequence[Adapter]) -> Iterator[None]:
+    """Let the working model compute without its adapters, for passes without gradient.
+
+    No weight changes meanwhile, so that the user's model can be sampled from.
+    """
+    for adapter in adapters:
+        adapter.switch.on = False
+    try:
+        yield
+    finally:
+        for adapter in adapters:
+            adapter.switch.on = True
+
+
 def _new_adapter(
     layer: nn.Linear, given: nn.Parameter, settings: LoraSettings, random: torch.Generator
 ) -> Adapter:
@@ -81,6 +105,7 @@ def _new_adapter(
         up=nn.Parameter(torch.zeros(outputs, settings.rank, device=given.device)),
         scale=settings.alpha / settings.rank,
         targets=(layer.weight,) if layer.weight is given else (layer.weight, given),
+        switch=_Switch(),
     )
 
 
@@ -89,8 +114,11 @@ class _AdaptedLinear(nn.Module):
         super().__init__()
         self.weight, self.bias = layer.weight, layer.bias
         self.down, self.up, self.scale = adapter.down, adapter.up, adapter.scale
+        self._adapter = adapter
 
     def forward(self, x: Tensor) -> Tensor:
+        if not self._adapter.switch.on:
+            return linear(x, self._adapter.base.to(x.dtype), self.bias)
         result: Tensor = _MergedLinear.apply(  # type: ignore[no-untyped-call]
             x, self.weight, self.bias, self.down, self.up, self.scale
         )

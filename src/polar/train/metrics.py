@@ -23,6 +23,8 @@ class StepMetrics:
     groups: int
     groups_without_spread: int
     """Groups that were skipped because their rewards do not differ."""
+    truncated_sessions: int
+    """Sessions that were cut off before the model was done; see `train.truncated_sessions`."""
     trained_tokens: int
     """Sampled tokens with an advantage, once each."""
     dropped_tokens: int
@@ -38,12 +40,23 @@ class StepMetrics:
     sampled."""
     logprob_gap_max: float | None
     """Largest such difference."""
+    engine_kl: float | None
+    """How far the trainer's distributions are from the engine's: the k3 estimate over those
+    tokens."""
     ratio_mean: float | None
     """Mean of current over old policy."""
+    ratio_max: float | None
+    """Largest such ratio."""
     clip_fraction: float | None
     """Share of tokens whose gradient was clipped away."""
+    clip_high_fraction: float | None
+    """Share of tokens that were clipped above, which is where rewarded ones are."""
     engine_weight_mean: float | None
-    """Mean truncated importance weight between trainer and engine."""
+    """Mean importance weight between trainer and engine, as bounded."""
+    engine_bounded_fraction: float | None
+    """Share of tokens whose weight was capped (`tis`) or that were masked (`icepop`)."""
+    kl: float | None
+    """Mean divergence from the reference in nats a token; absent: there is none."""
     entropy: float | None
     """Mean entropy in nats of the distributions that trained tokens were sampled from."""
     train_s: float

@@ -49,7 +49,7 @@ class Policy:
         """Compute the logprob of every sample of a batch at once, with gradient.
 
         Returns:
-            Logprobs float32 [samples], and entropies float32 [rows] without gradient.
+            Logprobs float32 [samples], and entropies float32 [rows].
 
         Raises:
             TrainingError: The model mixes tokens by other means than standard attention.

@@ -6,9 +6,11 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-__all__ = ["LoraSettings", "TrainSettings"]
+__all__ = ["Algorithm", "KlSettings", "LoraSettings", "OverlongSettings", "TrainSettings"]
 
+Algorithm = Literal["grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline"]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
+Positive = Annotated[float, Field(gt=0.0)]
 
 
 class LoraSettings(BaseModel):
@@ -32,17 +34,56 @@ class LoraSettings(BaseModel):
     """Last names of the linear layers that get an adapter."""
 
 
+class KlSettings(BaseModel):
+    """A pull back to the reference: the model that the run was started with, before any training.
+
+    Of a low-rank adapter it is the model without the adapter, and costs no memory; otherwise a
+    frozen copy. One more forward pass either way.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    coefficient: Positive
+    """What a nat of divergence costs."""
+    within: Literal["loss", "reward"] = "loss"
+    """`loss`: the k3 estimate of each trained token is added to the loss. `reward`: the log ratio
+    of all trained tokens of a session is subtracted from its reward; groups without spread are
+    left out before that."""
+
+
+class OverlongSettings(BaseModel):
+    """A reward that falls with length before the limit is reached (DAPO's soft punishment)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    max_tokens: Annotated[int, Field(ge=1)]
+    """Sampled tokens of a session from which on the whole penalty is due."""
+    buffer_tokens: Annotated[int, Field(ge=1)]
+    """Tokens before that over which it rises from nothing."""
+    penalty: Positive = 1.0
+    """What is subtracted from the reward in the end."""
+
+
 class TrainSettings(BaseModel):
     """How the policy learns from groups of sessions."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    algorithm: Literal["grpo", "dr_grpo", "rloo"] = "grpo"
+    algorithm: Algorithm = "grpo"
     """How rewards become advantages: `grpo` (mean and deviation of the group), `dr_grpo` (mean
-    only), `rloo` (mean of the other sessions)."""
+    only), `rloo` (mean of the other sessions), `reinforce_pp` (mean and deviation of all sessions
+    of the step), `reinforce_pp_baseline` (mean of the group, deviation of all)."""
     failed_sessions: Literal["baseline", "exclude"] = "exclude"
     """Sessions that broke through no doing of the model: with reward 0 in the group's baseline,
     or left out of it. They are never trained on."""
+    truncated_sessions: Literal["train", "baseline", "exclude"] = "train"
+    """Sessions that were cut off: out of time, a reply at its token limit, or a trace that is too
+    long. Trained on like others; in the group's baseline only; or left out."""
+    overlong: OverlongSettings | None = None
+    """Subtract from the reward of sessions that come near a length; absent: do not."""
+    ratio: Literal["token", "sequence"] = "token"
+    """What the policy ratio is of, and is clipped for: each token, or the trace that the token is
+    trained in (GSPO: the geometric mean over its trained tokens, with far narrower bounds)."""
     normalizer: Literal["token_mean", "session_mean", "constant"] = "token_mean"
     """What the loss of an optimizer step is divided by: its trained tokens; each session's trained
     tokens and the number of sessions; or sessions times `normalizer_tokens`."""
@@ -54,9 +95,19 @@ class TrainSettings(BaseModel):
     """The policy ratio is clipped above at `1 + clip_high`."""
     recompute: bool = True
     """Take the old logprobs from the trainer's own forward pass, and correct the engine's
-    deviation by truncated importance sampling; otherwise the engine's are the old logprobs."""
-    tis_cap: Annotated[float, Field(gt=0.0)] | None = 2.0
-    """Cap of the importance weight between trainer and engine; absent: no correction."""
+    deviation; otherwise the engine's are the old logprobs, and there is nothing to correct."""
+    correction: Literal["none", "tis", "icepop"] = "tis"
+    """How the engine's deviation is corrected: each token is weighed by the ratio of the trainer's
+    to the engine's probability, at most `tis_cap`; or weighed so within `icepop_band`, and left out
+    beyond it."""
+    tis_cap: Positive = 2.0
+    """Cap of the importance weight for `tis`."""
+    icepop_band: Annotated[tuple[Positive, Positive], Field(strict=False)] = (0.5, 5.0)
+    """Least and largest importance weight for `icepop`; tokens beyond are masked and counted."""
+    kl: KlSettings | None = None
+    """A pull back to the reference model; absent: none."""
+    entropy_coef: Annotated[float, Field(ge=0.0)] = 0.0
+    """What a nat of entropy of the policy earns in the loss."""
     temperature: Annotated[float, Field(gt=0.0)] = 1.0
     """The sampling temperature of the rollouts; logits are divided by it."""
     top_p: float = 1.0
@@ -106,3 +157,18 @@ class TrainSettings(BaseModel):
         if self.lora is not None and self.frozen_layers:
             raise ValueError("frozen_layers applies to full fine-tuning only, not to lora")
         return self
+
+    @model_validator(mode="after")
+    def _corrections_are_consistent(self) -> Self:
+        if self.correction == "icepop" and not self.recompute:
+            raise ValueError("correction: icepop needs recompute: true")
+        if self.icepop_band[0] >= self.icepop_band[1]:
+            raise ValueError("the lower bound of icepop_band is not below the upper")
+        if self.overlong is not None and self.overlong.buffer_tokens > self.overlong.max_tokens:
+            raise ValueError("overlong.buffer_tokens is larger than overlong.max_tokens")
+        return self
+
+    @property
+    def regularised(self) -> bool:
+        """Whether tokens without an advantage have a gradient all the same."""
+        return self.entropy_coef > 0.0 or (self.kl is not None and self.kl.within == "loss")

@@ -92,7 +92,7 @@ def run_supervised(
     return tuple(losses)
 
 
-def _share(_: Indices, logprobs: Tensor, *, tokens: int) -> Tensor:
+def _share(_: Indices, logprobs: Tensor, __: Tensor, *, tokens: int) -> Tensor:
     return -logprobs.sum() / tokens
 
 

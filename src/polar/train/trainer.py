@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from polar.errors import TrainingError
+from polar.train.advantages import Rewards
 from polar.train.checkpoint import replace_folder, replacing_file
-from polar.train.lessons import Lesson, group_lessons, overlong_tokens
-from polar.train.loss import PolicyLoss, policy_loss
+from polar.train.lessons import Credited, credited_groups, lessons, overlong_tokens
 from polar.train.memory import reusing_memory
 from polar.train.metrics import StepMetrics, SupervisedMetrics
 from polar.train.optimizer import Optimizer
+from polar.train.passes import Minibatch, Passes
 from polar.train.policy import Policy
+from polar.train.reference import Reference
 from polar.train.settings import TrainSettings
+from polar.train.standing import has_spread, is_truncated
 from polar.train.supervised import plan_supervised, run_supervised
 from polar.train.tally import Tally
-from polar.train.tree_batch import Indices, TreeBatch, plan_batches
+from polar.train.tree_batch import TreeBatch, plan_batches
 from polar.train.weights import Weights
 from polar.types import FloatArray, Group, Trace, Trajectory
 
@@ -33,17 +35,6 @@ Progress = Callable[[float], None]
 """Told the done share of the work, from 0 to 1; an exception it raises undoes the step."""
 
 _STATE_FORMAT = 1
-
-
-@dataclass(frozen=True, slots=True)
-class _Minibatch:
-    """The trees of one optimizer step."""
-
-    batches: tuple[TreeBatch, ...]
-    advantages: FloatArray
-    """float32 [traces]"""
-    weights: FloatArray
-    """float32 [traces]; each trained token's share of the loss."""
 
 
 class Trainer:
@@ -88,6 +79,9 @@ class Trainer:
             if settings.gradient_checkpointing
             else settings.max_tokens_per_batch,
         )
+        self._reference = (
+            Reference.of(model, self._policy, self._weights.adapters) if settings.kl else None
+        )
         self._optimizer = self._new_optimizer(settings.lr, settings.warmup_steps)
 
     @property
@@ -123,20 +117,25 @@ class Trainer:
                 the weights are then as they were.
         """
         started = self._clock()
-        if not any(t.loss_mask.any() for g in groups for c in g.trajectories for t in c.traces):
-            raise _nothing_to_train()
-        learnable = [g for g in groups if group_lessons([g], self.settings)]
-        minibatches = self._minibatches(learnable)
+        _validate(groups)
         tally = Tally(version=self.weight_version, lr=self._optimizer.lr)
+        learnable = [credited for credited in self._credited(groups, tally) if credited]
+        minibatches = self._minibatches(learnable)
         if minibatches:
-            self._learn(minibatches, tally, progress or _ignore, before_update or _nothing)
+            self._passes(tally).run(
+                minibatches,
+                progress=progress or _ignore,
+                before_update=before_update or _nothing,
+            )
             self.weight_version += 1
         else:
             self._measure_gap(groups, tally)
+        sessions = [t for group in groups for t in group.trajectories]
         return tally.metrics(
             weight_version=self.weight_version,
             groups=len(groups),
             groups_without_spread=len(groups) - len(learnable),
+            truncated_sessions=sum(is_truncated(t, self.settings) for t in sessions),
             dropped_tokens=overlong_tokens(groups, self.settings),
             train_s=self._clock() - started,
         )
@@ -249,88 +248,61 @@ class Trainer:
         self._optimizer.load_state(state["optimizer"])
         self.weight_version = state["weight_version"]
 
-    def _minibatches(self, groups: Sequence[Group]) -> list[_Minibatch]:
-        """Divide groups whose rewards differ among the optimizer steps of a pass."""
-        parts = min(self.settings.minibatches_per_step, len(groups))
-        return [
-            self._minibatch(group_lessons(groups[i::parts], self.settings)) for i in range(parts)
-        ]
+    def _credited(self, groups: Sequence[Group], tally: Tally) -> list[list[Credited]]:
+        kl = self.settings.kl
+        if kl is None or kl.within == "loss":
+            return credited_groups(groups, self.settings)
+        spread = [group for group in groups if has_spread(group)]
+        divergences = [self._divergence(group) for group in spread]
+        tokens = sum(
+            int(t.loss_mask.sum()) for g in spread for c in g.trajectories for t in c.traces
+        )
+        tally.kl = float(sum(d.sum() for d in divergences)) / tokens if tokens else None
+        return credited_groups(spread, self.settings, divergences)
 
-    def _minibatch(self, lessons: Sequence[Lesson]) -> _Minibatch:
-        batches, _ = self._trees([lesson.trace for lesson in lessons])
-        return _Minibatch(
+    def _minibatches(self, learnable: Sequence[Sequence[Credited]]) -> list[Minibatch]:
+        """Divide the groups that teach something among the optimizer steps of a pass."""
+        parts = min(self.settings.minibatches_per_step, len(learnable))
+        found = [self._minibatch(learnable[i::parts]) for i in range(parts)]
+        return [minibatch for minibatch in found if minibatch.batches]
+
+    def _minibatch(self, credited: Sequence[Sequence[Credited]]) -> Minibatch:
+        found = lessons(credited, self.settings)
+        batches, _ = self._trees([lesson.trace for lesson in found])
+        return Minibatch(
             batches=tuple(batches),
-            advantages=np.array([lesson.advantage for lesson in lessons], np.float32),
-            weights=np.array([lesson.weight for lesson in lessons], np.float32),
+            advantages=np.array([lesson.advantage for lesson in found], np.float32),
+            weights=np.array([lesson.weight for lesson in found], np.float32),
         )
 
-    def _learn(
-        self,
-        minibatches: Sequence[_Minibatch],
-        tally: Tally,
-        progress: Progress,
-        before_update: Callable[[], None],
-    ) -> None:
-        passes = [m for _ in range(self.settings.epochs_per_step) for m in minibatches]
-        moved = len(passes) > 1  # from the second update on, the policy is not the old one
-        olds = {id(b): self._old(b) for m in minibatches for b in m.batches} if moved else {}
-        work, done = sum(b.token_ids.size for m in passes for b in m.batches), 0
-        with self._optimizer.all_or_nothing(steps=len(passes)):
-            for minibatch in passes:
-                for batch in minibatch.batches:
-                    self._learn_batch(batch, minibatch, olds.get(id(batch)), tally)
-                    done += batch.token_ids.size
-                    progress(done / work)
-                before_update()
-                tally.add_update(self._optimizer.update())
-
-    def _learn_batch(
-        self, batch: TreeBatch, minibatch: _Minibatch, old: Tensor | None, tally: Tally
-    ) -> None:
-        def loss_of(samples: Indices, logprobs: Tensor) -> Tensor:
-            return self._loss(batch, minibatch, old, samples, logprobs).loss
-
-        logprobs, entropies = self._policy.learn(batch, loss_of, collect=self._optimizer.collect)
-        everything = np.arange(batch.sample_rows.size)
-        result = self._loss(batch, minibatch, old, everything, logprobs)
-        tally.add_batch(batch, logprobs, entropies, result)
-
-    def _loss(
-        self,
-        batch: TreeBatch,
-        minibatch: _Minibatch,
-        old: Tensor | None,
-        samples: Indices,
-        logprobs: Tensor,
-    ) -> PolicyLoss:
-        """Compute the share of some samples in the loss of the optimizer step."""
-        device, traces = logprobs.device, batch.sample_traces[samples]
-        engine = torch.from_numpy(batch.engine_logprobs[samples]).to(device)
-        if not self.settings.recompute:
-            before = engine
-        elif old is None:
-            before = logprobs.detach()
-        else:
-            before = old[torch.from_numpy(samples).to(device)]
-        return policy_loss(
-            logprobs,
-            old_logprobs=before,
-            engine_logprobs=engine,
-            advantages=torch.from_numpy(minibatch.advantages[traces]).to(device),
-            weights=torch.from_numpy(minibatch.weights[traces]).to(device),
+    def _passes(self, tally: Tally) -> Passes:
+        kl = self.settings.kl
+        return Passes(
+            policy=self._policy,
+            reference=self._reference if kl is not None and kl.within == "loss" else None,
+            optimizer=self._optimizer,
             settings=self.settings,
+            tally=tally,
         )
 
     @torch.no_grad()
-    def _old(self, batch: TreeBatch) -> Tensor:
-        return self._policy.logprobs(batch)[0]
+    def _divergence(self, group: Group) -> Rewards:
+        """How much likelier each session is than under the reference, in nats: [sessions]."""
+        assert self._reference is not None
+        owners = [i for i, c in enumerate(group.trajectories) for _ in c.traces]
+        found = np.zeros(len(group.trajectories))
+        for batch in self._trees([t for c in group.trajectories for t in c.traces])[0]:
+            change = self._policy.logprobs(batch)[0] - self._reference.logprobs(batch)
+            np.add.at(found, np.array(owners)[batch.sample_traces], change.cpu().numpy())
+        return found
 
     def _measure_gap(self, groups: Sequence[Group], tally: Tally) -> None:
         """Compare with the engine on one group, when there is nothing to train on."""
         for group in groups:
             batches, _ = self._trees([t for c in group.trajectories for t in c.traces])
             for batch in batches:
-                tally.add_gap(batch, self._old(batch))
+                with torch.no_grad():
+                    tally.add_gap(batch, self._policy.logprobs(batch)[0])
             if tally.gap_samples:
                 return
 
@@ -352,6 +324,18 @@ def _ignore(_: float) -> None:
 
 def _nothing() -> None:
     """Do nothing."""
+
+
+def _validate(groups: Sequence[Group]) -> None:
+    """Refuse a step that holds nothing sampled, or whose logprobs were never recorded."""
+    traces = [t for g in groups for c in g.trajectories for t in c.traces if t.loss_mask.any()]
+    if not traces:
+        raise _nothing_to_train()
+    if not any(trace.logprobs[trace.loss_mask].any() for trace in traces):
+        raise TrainingError(
+            "every sampled token of the step has the logprob 0: the engine's were not recorded",
+            fix="Check the engine: `polar doctor` probes it. Supervised training needs none.",
+        )
 
 
 def _nothing_to_train() -> TrainingError:

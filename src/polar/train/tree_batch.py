@@ -163,6 +163,12 @@ def _build(traces: Sequence[Trace], order: Sequence[int], shared: Sequence[int])
 def _samples(trace: Trace, index: int, path: Indices) -> tuple[NDArray[np.generic], ...]:
     """Predicting node, token, trace, position, engine logprob and version of trained tokens."""
     positions = np.flatnonzero(trace.loss_mask)
+    sizes = {trace.loss_mask.size, trace.logprobs.size, trace.weight_versions.size}
+    if sizes != {trace.token_ids.size}:
+        raise TrainingError(
+            f"a trace of {trace.token_ids.size} tokens has arrays of {sorted(sizes)} entries",
+            fix="Give every token its mask, logprob and weight version.",
+        )
     if positions.size and positions[0] == 0:
         raise TrainingError(
             "a trace trains its first token, which has no context", fix="Check the trace builder."

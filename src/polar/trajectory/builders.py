@@ -174,4 +174,5 @@ def _report(
         trace_tokens=sum(len(trace.token_ids) for trace in traces),
         tree_tokens=tree.size,
         divergences=sum(trace.divergences for trace in traces),
+        cut_replies=sum(call.finish_reason == "length" for call in kept),
     )

@@ -67,7 +67,7 @@ def learned_gradients(model, traces, *, max_tokens=10_000, share=True, **policy)
     for batch in plan_batches(traces, **limits)[0]:
         slot = slots_of(batch, traces)
         values[slot], _ = policy.learn(
-            batch, lambda samples, logprobs, slot=slot: (logprobs * weights[slot[samples]]).sum()
+            batch, lambda samples, logprobs, _, slot=slot: (logprobs * weights[slot[samples]]).sum()
         )
     return values, [p.grad.clone() for p in model.parameters() if p.requires_grad]
 

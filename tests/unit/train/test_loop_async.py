@@ -8,9 +8,9 @@ from loop_cases import Bench, session
 from train_cases import make_group, make_trace, make_trajectory
 
 from polar.errors import TrainingError
-from polar.train.advantages import has_spread
 from polar.train.loop_state import LoopState
 from polar.train.staleness import within_bound
+from polar.train.standing import has_spread
 from polar.types import Failed
 
 

@@ -9,20 +9,22 @@ import torch
 from train_cases import make_group, make_trace, make_trajectory
 
 from polar.train.lessons import group_lessons
-from polar.train.loss import policy_loss
+from polar.train.loss import Samples, policy_loss
 from polar.train.settings import TrainSettings
 
 
 def loss_of(logprob, *, old=0.0, engine=0.0, advantage=1.0, weight=1.0, **settings):
     values = torch.tensor([logprob], requires_grad=True)
-    result = policy_loss(
-        values,
+    samples = Samples(
+        logprobs=values,
         old_logprobs=torch.tensor([old]),
         engine_logprobs=torch.tensor([engine]),
         advantages=torch.tensor([advantage]),
         weights=torch.tensor([weight]),
-        settings=TrainSettings(**settings),
+        traces=torch.tensor([0]),
+        entropies=torch.tensor([0.0]),
     )
+    result = policy_loss(samples, TrainSettings(**settings))
     result.loss.backward()
     return result, float(values.grad)
 
@@ -37,14 +39,14 @@ def test_on_policy_the_gradient_is_that_of_reinforce():
     [(1.4, 1.0, True), (1.4, -1.0, False), (0.7, -1.0, True), (0.7, 1.0, False)],
 )
 def test_only_a_move_that_went_far_enough_is_clipped(ratio, advantage, clipped):
-    result, gradient = loss_of(math.log(ratio), advantage=advantage, tis_cap=None)
+    result, gradient = loss_of(math.log(ratio), advantage=advantage, correction="none")
     assert bool(result.clipped[0]) is clipped
     assert (gradient == 0.0) is clipped
 
 
 def test_the_upper_bound_is_apart_from_the_lower():
-    higher, _ = loss_of(math.log(1.25), clip_low=0.2, clip_high=0.28, tis_cap=None)
-    lower, _ = loss_of(math.log(1.25), clip_low=0.2, clip_high=0.2, tis_cap=None)
+    higher, _ = loss_of(math.log(1.25), clip_low=0.2, clip_high=0.28, correction="none")
+    lower, _ = loss_of(math.log(1.25), clip_low=0.2, clip_high=0.2, correction="none")
     assert not higher.clipped[0]
     assert lower.clipped[0]
 

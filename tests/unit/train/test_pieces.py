@@ -108,7 +108,7 @@ def test_a_group_holds_about_as_much_as_its_longest_session():
     policy = Policy(model, keep="everything", piece_tokens=30)
 
     def learn(batch):
-        policy.learn(batch, lambda _, logprobs: logprobs.sum())
+        policy.learn(batch, lambda _, logprobs, __: logprobs.sum())
 
     one, few, many = (most_held(lambda n=n: learn(group(90, 15, n))) for n in (1, 4, 32))
     assert one < few <= many < 1.5 * one
@@ -120,7 +120,7 @@ def test_a_loss_that_is_not_finite_is_an_error():
     model = make_model()
     model.set_attn_implementation(ATTENTION_NAME)
     with pytest.raises(TrainingError, match="the loss is nan"):
-        Policy(model).learn(group(9, 3, 2), lambda _, logprobs: logprobs.sum() * float("nan"))
+        Policy(model).learn(group(9, 3, 2), lambda _, logprobs, __: logprobs.sum() * float("nan"))
 
 
 def test_a_loss_sees_whole_traces():
@@ -129,7 +129,7 @@ def test_a_loss_sees_whole_traces():
     model.set_attn_implementation(ATTENTION_NAME)
     seen = []
 
-    def loss_of(samples, logprobs):
+    def loss_of(samples, logprobs, entropies):
         assert samples.size == logprobs.numel()
         seen.append(samples)
         return logprobs.sum()

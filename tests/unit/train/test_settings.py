@@ -25,6 +25,10 @@ def test_lists_from_a_file_are_taken_for_tuples():
         {"frozen_layers": 2},
         {"frozen_layers": 2, "train_embeddings": False, "lora": {}},
         {"clip_low": 1.0},
+        {"correction": "icepop", "recompute": False},
+        {"icepop_band": [2.0, 0.5]},
+        {"kl": {"coefficient": 0.0}},
+        {"overlong": {"max_tokens": 10, "buffer_tokens": 20}},
     ],
     ids=str,
 )

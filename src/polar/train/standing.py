@@ -1,0 +1,86 @@
+"""Which sessions of a group say something about the model, count in its baseline, and train."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import assert_never
+
+import numpy as np
+
+from polar.train.settings import TrainSettings
+from polar.types import (
+    Cancelled,
+    Completed,
+    Failed,
+    Group,
+    MaskArray,
+    Outcome,
+    TimedOut,
+    Trajectory,
+)
+
+__all__ = ["Standing", "graded_sessions", "has_spread", "is_graded", "is_truncated", "standing"]
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What the sessions of a group count for."""
+
+    counted: MaskArray
+    """bool [sessions]; whose rewards make the baseline."""
+    trained: MaskArray
+    """bool [sessions]; whose tokens are trained."""
+
+
+def standing(group: Group, settings: TrainSettings) -> Standing:
+    """Apply the declared policies: broken sessions never train, truncated ones as set."""
+    graded = graded_sessions(group)
+    counted = graded if settings.failed_sessions == "exclude" else np.ones_like(graded)
+    truncated = np.array([is_truncated(t, settings) for t in group.trajectories], dtype=bool)
+    match settings.truncated_sessions:
+        case "train":
+            return Standing(counted, graded)
+        case "baseline":
+            return Standing(counted, graded & ~truncated)
+        case "exclude":
+            return Standing(counted & ~truncated, graded & ~truncated)
+        case _:
+            assert_never(settings.truncated_sessions)
+
+
+def is_truncated(trajectory: Trajectory, settings: TrainSettings) -> bool:
+    """Tell whether a session was cut off before its model was done.
+
+    It ran out of time, the reply of one of its calls reached the token limit, or a trace is longer
+    than the rollout or the trainer takes.
+    """
+    return (
+        isinstance(trajectory.outcome, TimedOut)
+        or trajectory.report.cut_replies > 0
+        or trajectory.report.dropped.get("too_long", 0) > 0
+        or any(t.token_ids.size > settings.max_trace_tokens for t in trajectory.traces)
+    )
+
+
+def graded_sessions(group: Group) -> MaskArray:
+    """Tell which sessions were graded and so say something about the model: bool [sessions]."""
+    return np.array([is_graded(t.outcome) for t in group.trajectories], dtype=bool)
+
+
+def has_spread(group: Group) -> bool:
+    """Tell whether the rewards of the graded sessions differ: only then is there a gradient."""
+    rewards = [t.reward for t in group.trajectories if is_graded(t.outcome)]
+    return len(set(rewards)) > 1
+
+
+def is_graded(outcome: Outcome) -> bool:
+    """Tell whether a session was graded and so says something about the model."""
+    match outcome:
+        case Completed():
+            return True
+        case TimedOut(grade=grade):
+            return grade is not None
+        case Failed() | Cancelled():
+            return False
+        case _:
+            assert_never(outcome)
