@@ -52,6 +52,7 @@ COMMANDS: dict[str, Command] = {
     "rollout": Command(
         "polar.cli.rollout:rollout", "Run tasks through a harness and keep the trajectories."
     ),
+    "sft": Command("polar.cli.sft:sft", "Train a model on the good ones of recorded sessions."),
     "show": Command("polar.cli.show:show", "Look at a session, token by token."),
     "verify": Command("polar.cli.verify:verify", "Check every token of a run."),
     "install": Command("polar.cli.install:install", "Install a harness for Polar to use."),

@@ -14,7 +14,7 @@ import typer
 from polar.cli.console import console
 from polar.cli.live import LiveView
 from polar.cli.loop import run_async
-from polar.cli.work import claimed, load_tasks, write_trajectories
+from polar.cli.work import claimed, load_tasks, write_checkpoint, write_trajectories
 from polar.config import RunConfig, environment, load_config, write_config
 from polar.errors import ConfigError
 from polar.types import Group, Task
@@ -168,7 +168,8 @@ async def _run_loop(
         view.say(f"resuming after step {loop.state.step}")
     before, after = await loop.run()
     with view.doing("writing the checkpoint"):
-        await asyncio.to_thread(parts.trainer.save, run_dir / "checkpoints" / "final")
+        checkpoint = run_dir / "checkpoints" / "final"
+        await asyncio.to_thread(write_checkpoint, parts.trainer, parts.model_dir, checkpoint)
         await asyncio.to_thread(
             draw_curve,
             run_dir / "curve.png",

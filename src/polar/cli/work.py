@@ -6,6 +6,7 @@ import fcntl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from polar.config import TasksSection
 from polar.errors import ConfigError, JournalError
@@ -13,7 +14,19 @@ from polar.evaluators import check_tasks
 from polar.tasks import generate, read_tasks
 from polar.types import Group, Task
 
-__all__ = ["claimed", "load_tasks", "write_trajectories"]
+if TYPE_CHECKING:
+    from polar.train import Trainer
+
+__all__ = ["claimed", "load_tasks", "write_checkpoint", "write_trajectories"]
+
+_TOKENIZER_FILES = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "chat_template*",
+)
 
 
 @contextmanager
@@ -66,6 +79,23 @@ def load_tasks(section: TasksSection, *, seed: int) -> tuple[tuple[Task, ...], t
     train = read_tasks(section.train)
     check_tasks((*train, *heldout))
     return train, heldout
+
+
+def write_checkpoint(trainer: Trainer, model_dir: Path, path: Path) -> None:
+    """Write weights and tokenizer as a folder that a later run can name as its model.
+
+    Raises:
+        JournalError: It cannot be written.
+    """
+    tokenizer = [file for pattern in _TOKENIZER_FILES for file in model_dir.glob(pattern)]
+    try:
+        trainer.save(path, beside=[file for file in tokenizer if file.is_file()])
+    except OSError as error:
+        raise JournalError(
+            f"the checkpoint cannot be written: {error}",
+            where=str(path),
+            fix="Check free space and permissions there.",
+        ) from error
 
 
 def write_trajectories(run_dir: Path, phase: str, step: int, groups: tuple[Group, ...]) -> None:

@@ -9,6 +9,7 @@ from polar.config.run import (
     RuntimeSection,
     TasksSection,
 )
+from polar.config.sft import SftConfig
 
 __all__ = [
     "EngineSection",
@@ -16,6 +17,7 @@ __all__ = [
     "HarnessSection",
     "RunConfig",
     "RuntimeSection",
+    "SftConfig",
     "TasksSection",
     "environment",
     "load_config",

@@ -31,6 +31,7 @@ __all__ = [
     "RunConfig",
     "RuntimeSection",
     "TasksSection",
+    "absolute_folder",
     "installed_in",
     "specialised",
 ]
@@ -40,7 +41,8 @@ def _absolute(path: Path) -> Path:
     return path.expanduser().absolute()
 
 
-def _absolute_folder(model: str) -> str:
+def absolute_folder(model: str) -> str:
+    """Make a model that is a folder independent of where Polar is started."""
     folder = Path(model).expanduser()
     return str(folder.absolute()) if folder.is_dir() else model
 
@@ -111,7 +113,7 @@ class RunConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    model: Annotated[str, AfterValidator(_absolute_folder)] = "smollm2-135m"
+    model: Annotated[str, AfterValidator(absolute_folder)] = "smollm2-135m"
     """A name that Polar knows, a folder in Hugging Face format, or a hub id."""
     seed: int = 0
     """Seed of tasks, sampling order and training."""

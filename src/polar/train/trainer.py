@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -162,10 +163,11 @@ class Trainer:
             progress: Told the done share of the work.
 
         Raises:
-            TrainingError: There is no trained token, or a loss or gradient is not finite; the
-                weights are then as they were.
+            TrainingError: There is no trained token, one that the model does not know, or a loss
+                or gradient is not finite; the weights are then as they were.
         """
         started = self._clock()
+        self._check_vocabulary(trajectories)
         plan = plan_supervised(
             trajectories,
             epochs=epochs,
@@ -218,9 +220,20 @@ class Trainer:
                 found[trace][batch.sample_positions[mine]] = values[mine]
         return found
 
-    def save(self, path: Path) -> None:
-        """Write the model as a folder that `AutoModelForCausalLM.from_pretrained` loads."""
-        replace_folder(path, self.model.save_pretrained)
+    def save(self, path: Path, *, beside: Sequence[Path] = ()) -> None:
+        """Write the model as a folder that `AutoModelForCausalLM.from_pretrained` loads.
+
+        Args:
+            path: The folder, made or replaced.
+            beside: Files to copy into it, as those of the tokenizer.
+        """
+
+        def write(folder: Path) -> None:
+            self.model.save_pretrained(folder)
+            for file in beside:
+                shutil.copyfile(file, folder / file.name)
+
+        replace_folder(path, write)
 
     def save_state(self, path: Path) -> None:
         """Write to a file all that `load_state` needs to go on as if never stopped."""
@@ -247,6 +260,17 @@ class Trainer:
             )
         self._optimizer.load_state(state["optimizer"])
         self.weight_version = state["weight_version"]
+
+    def _check_vocabulary(self, trajectories: Sequence[Trajectory]) -> None:
+        """Refuse sessions of a model with another tokenizer, which may come from any file."""
+        known = self.model.config.get_text_config().vocab_size
+        traces = (trace for trajectory in trajectories for trace in trajectory.traces)
+        largest = max((int(trace.token_ids.max(initial=0)) for trace in traces), default=0)
+        if largest >= known:
+            raise TrainingError(
+                f"the sessions hold the token {largest}, and the model knows {known} tokens",
+                fix="Name the model that sampled them, or one with the same tokenizer.",
+            )
 
     def _credited(self, groups: Sequence[Group], tally: Tally) -> list[list[Credited]]:
         kl = self.settings.kl

@@ -141,7 +141,7 @@ def test_a_flag_after_a_double_dash_is_the_harness_own():
     )
 
 
-@pytest.mark.parametrize("command", ["", "--help", "train", "rollout", "show", "doctor"])
+@pytest.mark.parametrize("command", ["", "--help", "train", "rollout", "sft", "show", "doctor"])
 def test_light_commands_do_not_import_torch(command):
     arguments = [command, "--help"] if command and command != "--help" else [command]
     program = (

@@ -142,6 +142,13 @@ def test_a_trace_that_is_too_long_is_dropped_and_counted():
         short.logprobs([make_trace(range(8), [7])])
 
 
+def test_sessions_of_another_tokenizer_are_refused():
+    with pytest.raises(TrainingError, match="the token 97, and the model knows 97"):
+        make_trainer().supervised(
+            [make_trajectory(make_trace([1, 97], [1]))], epochs=1, batch_sessions=1, lr=1e-3
+        )
+
+
 def test_a_nucleus_is_refused():
     with pytest.raises(TrainingError, match="top_p"):
         make_trainer(top_p=0.9)
