@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -14,14 +14,17 @@ import typer
 from polar.cli.console import console
 from polar.cli.live import LiveView
 from polar.cli.loop import run_async
+from polar.cli.stage_use import StageUse
 from polar.cli.work import claimed, load_tasks, write_checkpoint, write_trajectories
 from polar.config import RunConfig, environment, load_config, write_config
 from polar.errors import ConfigError
+from polar.rollout import SessionEvent
 from polar.types import Group, Task
 
 if TYPE_CHECKING:
     from polar.cli.compose import Parts
     from polar.train.loop_state import Evaluation
+    from polar.train.writers import MetricsWriter
 
 __all__ = ["run_training", "train"]
 
@@ -75,6 +78,7 @@ def new_run_dir() -> Path:
 def run_training(config: RunConfig, run_dir: Path, *, resume: bool) -> Mapping[str, object]:
     """Run a training to its end and return its summary."""
     from polar.train.records import write_json
+    from polar.train.writers import opened
 
     tasks = load_tasks(config.tasks, seed=config.seed)
     with claimed(run_dir):
@@ -86,7 +90,9 @@ def run_training(config: RunConfig, run_dir: Path, *, resume: bool) -> Mapping[s
             )
         write_config(run_dir / "config.yaml", config)
         try:
-            summary = run_async(_train(config, run_dir.absolute(), tasks, resume=resume))
+            with opened(config.metrics, run_dir.absolute()) as writers:
+                training = _train(config, run_dir.absolute(), writers, tasks, resume=resume)
+                summary = run_async(training)
         except KeyboardInterrupt:
             console.print(
                 f"\n[yellow]Interrupted.[/yellow] Every finished session is kept. "
@@ -101,24 +107,41 @@ def run_training(config: RunConfig, run_dir: Path, *, resume: bool) -> Mapping[s
 
 
 async def _train(
-    config: RunConfig, run_dir: Path, tasks: TaskSplits, *, resume: bool
+    config: RunConfig,
+    run_dir: Path,
+    writers: Sequence[MetricsWriter],
+    tasks: TaskSplits,
+    *,
+    resume: bool,
 ) -> Mapping[str, object]:
     from polar.cli.compose import compose
 
+    stages = StageUse(config.rollout)
     with LiveView(console) as view:
+
+        def on_event(event: SessionEvent) -> None:
+            stages.event(event)
+            view.session(event)
+
         async with compose(
             config,
             run_dir,
             cache=environment().cache,
             training=True,
-            on_event=view.session,
+            on_event=on_event,
             say=view.say,
         ) as parts:
-            return await _run_loop(parts, view, tasks, resume=resume)
+            return await _run_loop(parts, view, stages, writers, tasks, resume=resume)
 
 
 async def _run_loop(
-    parts: Parts, view: LiveView, tasks: TaskSplits, *, resume: bool
+    parts: Parts,
+    view: LiveView,
+    stages: StageUse,
+    writers: Sequence[MetricsWriter],
+    tasks: TaskSplits,
+    *,
+    resume: bool,
 ) -> Mapping[str, object]:
     from polar.cli.compose import EngineSync
     from polar.train.loop import TrainingLoop
@@ -130,7 +153,11 @@ async def _run_loop(
     train_tasks, heldout_tasks = tasks
 
     def record(row: Mapping[str, object]) -> None:
+        if row["phase"] == "train":
+            row = {**row, "stage_use": dict(stages.take())}
         metrics.add(row)
+        for writer in writers:
+            writer.add(row)
         if row["phase"] == "train":
             view.step(row, steps=config.loop.steps)
         elif "pass_at_1" in row:

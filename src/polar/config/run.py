@@ -24,6 +24,7 @@ from polar.tasks import Family
 from polar.tasks.problems import Refused
 from polar.train.loop_settings import LoopSettings
 from polar.train.settings import TrainSettings
+from polar.train.writers.settings import MetricsSettings
 
 __all__ = [
     "EngineSection",
@@ -135,6 +136,8 @@ class RunConfig(BaseModel):
     """How the policy learns."""
     loop: LoopSettings = LoopSettings()
     """How long to train, on how much, and how often to look."""
+    metrics: MetricsSettings = MetricsSettings()
+    """Where metrics go besides the run folder."""
 
     @model_validator(mode="after")
     def _sampled_as_trained(self) -> Self:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from statistics import pstdev
 
 from polar.types import Completed, Group, TimedOut, Trajectory
 
@@ -17,12 +18,17 @@ class RolloutFigures:
 
     sessions: int
     reward_mean: float
+    reward_std: float
+    """Deviation of the rewards of all sessions."""
     pass_rate: float
     failed: int
     """Sessions that broke through no fault of the model."""
     timed_out: int
     calls: int
     sampled_tokens: int
+    session_tokens_mean: float
+    """Sampled tokens of a session."""
+    session_tokens_max: int
     kept_tokens: int
     kept_share: float
     dropped: Mapping[str, int]
@@ -60,6 +66,7 @@ def figures_of(groups: Iterable[Group]) -> RolloutFigures:
     return RolloutFigures(
         sessions=len(sessions),
         reward_mean=sum(trajectory.reward for trajectory in sessions) / count,
+        reward_std=pstdev([t.reward for t in sessions]) if sessions else 0.0,
         pass_rate=sum(passed(trajectory) for trajectory in sessions) / count,
         failed=sum(
             not isinstance(trajectory.outcome, Completed | TimedOut) for trajectory in sessions
@@ -67,6 +74,8 @@ def figures_of(groups: Iterable[Group]) -> RolloutFigures:
         timed_out=sum(isinstance(trajectory.outcome, TimedOut) for trajectory in sessions),
         calls=sum(len(trace.call_ids) for trajectory in sessions for trace in trajectory.traces),
         sampled_tokens=sampled,
+        session_tokens_mean=sampled / count,
+        session_tokens_max=max((t.report.sampled for t in sessions), default=0),
         kept_tokens=kept,
         kept_share=kept / sampled if sampled else 1.0,
         dropped=dict(dropped),

@@ -18,6 +18,7 @@ from polar.train.figures import figures_of, passed
 from polar.train.loop_settings import LoopSettings
 from polar.train.loop_state import Evaluation, LoopState, wilson_interval
 from polar.train.memory import release_freed_memory
+from polar.train.pace import pace
 from polar.train.staleness import within_bound
 from polar.types import Group, Task, Trajectory
 
@@ -242,16 +243,25 @@ class TrainingLoop:
         def learn(progress: Callable[[float], None], before_update: Callable[[], None]) -> None:
             metrics = self._trainer.step(groups, progress=progress, before_update=before_update)
             self._advance(step=step)
+            figures = figures_of(groups)
+            wait_s, train_s = collected - started, self._clock() - collected
+            speed = pace(
+                tokens=(figures.sampled_tokens, metrics.trained_tokens, metrics.tree_tokens),
+                rollout_s=collection.rollout_s,
+                wait_s=wait_s,
+                train_s=train_s,
+            )
             row = {
                 **asdict(metrics),
                 "phase": "train",
                 "step": step,
-                **asdict(figures_of(groups)),
+                **asdict(figures),
                 **asdict(staleness),
                 "groups_refilled": collection.refilled,
                 "rollout_s": collection.rollout_s,
-                "wait_s": collected - started,
-                "train_s": self._clock() - collected,
+                "wait_s": wait_s,
+                "train_s": train_s,
+                **asdict(speed),
                 "spent_s": self.spent_s(),
             }
             self._record(row)

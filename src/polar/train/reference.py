@@ -37,7 +37,8 @@ class Reference:
         if adapters:
             return cls(policy, adapters)
         frozen = copy.deepcopy(model).to(policy.model.dtype).requires_grad_(False)
-        frozen.set_attn_implementation(ATTENTION_NAME)
+        if policy.shares_prefixes:
+            frozen.set_attn_implementation(ATTENTION_NAME)
         return cls(replace(policy, model=frozen), ())
 
     @torch.no_grad()

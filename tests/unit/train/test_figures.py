@@ -35,6 +35,8 @@ def test_sessions_of_all_groups_are_added_up():
     assert (figures.reward_mean, figures.pass_rate) == (0.5, 0.5)
     assert (figures.calls, figures.sampled_tokens, figures.kept_tokens) == (4, 8, 6)
     assert figures.kept_share == 0.75
+    assert (figures.reward_std, figures.session_tokens_mean) == (0.5, 2.0)
+    assert figures.session_tokens_max == 4
     assert (figures.dropped, figures.forks) == ({"too_long": 2}, {"rewritten": 4})
     assert (figures.per_request_tokens, figures.unique_tokens) == (18, 14)
 
