@@ -1,14 +1,21 @@
 """The pages: their examples are read by the real readers, and their links lead somewhere."""
 
+import inspect
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import yaml
 
-from polar.config import RunConfig, parse_config
+from polar.cli.app import COMMANDS
+from polar.config import RunConfig, SftConfig, parse_config
 from polar.evaluators import check_tasks
 from polar.tasks import read_tasks
+from polar.train import StepMetrics
+from polar.train.figures import RolloutFigures
+from polar.train.pace import Pace
+from polar.train.staleness import Staleness
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
@@ -34,6 +41,32 @@ def test_the_configs_of_the_pages_are_configs(page):
     for text in blocks(page, "yaml"):
         loaded = yaml.safe_load(text.replace("1e-5", "1.0e-5"))
         assert parse_config(loaded, RunConfig, where=page).model == "smollm2-135m"
+
+
+def test_the_configs_of_the_training_page_are_configs_of_runs_or_of_fine_tuning():
+    texts = [yaml.safe_load(text) for text in blocks("docs/training.md", "yaml")]
+    for loaded in texts:
+        parse_config(loaded, SftConfig if "sft" in loaded else RunConfig, where="docs/training.md")
+    assert sum("sft" in loaded for loaded in texts) == 1
+
+
+def test_the_commands_of_the_training_page_have_the_flags_they_are_given():
+    for line in "".join(blocks("docs/training.md", "bash")).splitlines():
+        program, command, *arguments = line.split()
+        assert program == "polar"
+        told = inspect.getsource(COMMANDS[command].load())
+        for flag in (a for a in arguments if a.startswith("--")):
+            name = flag.removeprefix("--").replace("-", "_")
+            assert name in told or flag in told, line
+
+
+def test_every_metric_of_a_step_is_explained():
+    page = (ROOT / "docs/training.md").read_text()
+    named = set(re.findall(r"`(\w+)`", page.split("## Reading the metrics")[1]))
+    plain = {"weight_version", "optimizer_steps", "groups", "trained_tokens", "phase", "step"}
+    plain |= {"sessions", "calls", "per_request_tokens", "unique_tokens", "spent_s"}
+    for declared in (StepMetrics, RolloutFigures, Staleness, Pace):
+        assert {f.name for f in fields(declared)} <= named | plain, declared
 
 
 @pytest.mark.parametrize("page", ["docs/tutorial.md", "docs/tasks.md"])
