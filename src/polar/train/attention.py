@@ -16,6 +16,7 @@ from transformers import AttentionInterface
 
 from polar.errors import TrainingError
 from polar.train.attention_blocks import Block, block_backward, block_forward
+from polar.train.flex import flex_attend
 from polar.train.tree_context import TreeContext, current_tree
 
 __all__ = ["ATTENTION_NAME", "tree_attention_forward"]
@@ -63,8 +64,11 @@ def tree_attention_forward(  # noqa: PLR0913, PLR0917 - the signature is transfo
     context.layers_seen += 1
     kv_heads, nodes, head_dim = key.shape[1:]
     scale = head_dim**-0.5 if scaling is None else scaling
-    grouped = query[0].reshape(kv_heads, -1, nodes, head_dim)  # [kv_heads, group, nodes, head_dim]
     keys, values = context.with_past(module, key[0], value[0])
+    if context.kernel == "flex":
+        flex = flex_attend(query[0], keys, values, context, sliding_window, scale)
+        return flex.transpose(0, 1)[None], None
+    grouped = query[0].reshape(kv_heads, -1, nodes, head_dim)  # [kv_heads, group, nodes, head_dim]
     output: Tensor = _TreeAttention.apply(  # type: ignore[no-untyped-call]
         grouped, keys, values, context.blocks_for(sliding_window), scale, context
     )

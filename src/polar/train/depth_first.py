@@ -17,7 +17,7 @@ from torch import Tensor
 from polar.errors import TrainingError
 from polar.train.pieces import Piece
 from polar.train.tree_batch import Indices, TreeBatch
-from polar.train.tree_context import TreeContext
+from polar.train.tree_context import Kernel, TreeContext
 
 __all__ = ["DepthFirst", "LossOf"]
 
@@ -49,6 +49,7 @@ class DepthFirst:
         compute: The forward pass of a piece.
         loss_of: The loss.
         collect: Called after each piece's backward pass.
+        kernel: What computes attention.
         device: Where the model is.
     """
 
@@ -59,10 +60,12 @@ class DepthFirst:
         compute: Compute,
         loss_of: LossOf,
         collect: Callable[[], None],
+        kernel: Kernel,
         device: torch.device,
     ) -> None:
         self._batch = batch
         self._compute, self._loss_of, self._collect = compute, loss_of, collect
+        self._kernel = kernel
         self._open: list[_Open] = []
         self._logprobs, self._gradient = torch.zeros(
             2, batch.sample_rows.size, dtype=torch.float32, device=device
@@ -95,7 +98,8 @@ class DepthFirst:
         edges = (piece.start, piece.stop)
         samples = slice(*np.searchsorted(self._sample_nodes, edges).tolist())
         rows = slice(*np.searchsorted(self._batch.logit_nodes, edges).tolist())
-        tree = TreeContext(self._batch.layout, piece, past=[o.tree for o in self._open])
+        past = [o.tree for o in self._open]
+        tree = TreeContext(self._batch.layout, piece, past=past, kernel=self._kernel)
         logprobs, entropies = self._compute(tree, samples, rows)
         self._logprobs[samples] = logprobs.detach()
         self._entropies[rows] = entropies.detach()

@@ -16,7 +16,7 @@ from polar.train.pieces import cut_pieces
 from polar.train.recompute import Keep, checkpoint_layers
 from polar.train.support import last_hidden
 from polar.train.tree_batch import TreeBatch
-from polar.train.tree_context import TreeContext
+from polar.train.tree_context import Kernel, TreeContext
 
 __all__ = ["Policy"]
 
@@ -42,6 +42,8 @@ class Policy:
     """What the layers of smaller trees keep for the backward pass."""
     piece_tokens: int = 512
     """About how many nodes of a tree `learn` computes at once."""
+    kernel: Kernel = "blocks"
+    """What computes attention."""
     shares_prefixes: bool = True
     """Whether the model can be computed along trees; otherwise batches must hold one sequence."""
 
@@ -54,7 +56,8 @@ class Policy:
         Raises:
             TrainingError: The model mixes tokens by other means than standard attention.
         """
-        return self._compute(batch, TreeContext(batch.layout), slice(None), slice(None))
+        tree = TreeContext(batch.layout, kernel=self.kernel)
+        return self._compute(batch, tree, slice(None), slice(None))
 
     def learn(
         self, batch: TreeBatch, loss_of: LossOf, *, collect: Callable[[], None] = _nothing
@@ -78,6 +81,7 @@ class Policy:
             compute=lambda tree, samples, rows: self._compute(batch, tree, samples, rows),
             loss_of=loss_of,
             collect=collect,
+            kernel=self.kernel,
             device=self.model.device,
         )
         return depth_first.run(cut_pieces(batch.layout, self.piece_tokens))
@@ -101,7 +105,9 @@ class Policy:
         """Last hidden state of every node that is computed: [nodes, hidden_size]."""
         limit = self.checkpoint_above
         large = limit is not None and batch.token_ids.size > limit
-        keep = self.keep if self.shares_prefixes else "everything"
+        # Choosing what to keep takes hold of every operation, so nothing would compile.
+        plain = self.kernel == "flex" or not self.shares_prefixes
+        keep = "everything" if plain and self.keep == "products" else self.keep
         checkpoint_layers(self.model, "inputs" if large else keep)
         start, stop = tree.span
         tokens = torch.from_numpy(batch.token_ids[start:stop]).long().to(self.model.device)

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from polar.errors import TrainingError
 from polar.train.advantages import Rewards
 from polar.train.checkpoint import replace_folder, replacing_file
+from polar.train.kernels import choose_kernel
 from polar.train.lessons import Credited, credited_groups, lessons, overlong_tokens
 from polar.train.memory import reusing_memory
 from polar.train.metrics import StepMetrics, SupervisedMetrics
@@ -70,11 +71,13 @@ class Trainer:
         self.weight_version = 0
         self._clock = clock
         self._weights = Weights.of(model, settings)
+        kernel, self._no_flex = choose_kernel(model)
         self._policy = Policy(
             self._weights.working,
             temperature=settings.temperature,
             logits_per_chunk=settings.logits_per_chunk,
             piece_tokens=settings.max_tokens_per_piece,
+            kernel=kernel,
             shares_prefixes=self._weights.obstacle is None,
             checkpoint_above=0
             if settings.gradient_checkpointing
@@ -89,7 +92,7 @@ class Trainer:
     def notice(self) -> str | None:
         """What somebody who trains this model should know about how it is trained."""
         if self._weights.obstacle is None:
-            return None
+            return None if self._no_flex is None else f"attention is slow: {self._no_flex}"
         return (
             "every session of this model is trained as a sequence of its own, without sharing "
             f"prefixes: {self._weights.obstacle}"

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,10 @@ from polar.train.attention_blocks import Block
 from polar.train.layout import Segment, TreeLayout
 from polar.train.pieces import Piece
 
-__all__ = ["KeptOutput", "Shared", "TreeContext", "current_tree", "tree_attention"]
+__all__ = ["KeptOutput", "Kernel", "Shared", "TreeContext", "current_tree", "tree_attention"]
+
+Kernel = Literal["blocks", "flex"]
+"""Dense blocks, each by the fastest means at hand; or FlexAttention, for GPUs."""
 
 KeptOutput = tuple[Tensor, Tensor]
 """Output and log-sum-exp of one attention layer."""
@@ -55,6 +59,8 @@ class TreeContext:
     """The rows that are computed; absent: all."""
     past: Sequence[TreeContext] = ()
     """The earlier pieces that rows of this one may descend from, in order."""
+    kernel: Kernel = "blocks"
+    """What computes attention."""
     layers_seen: int = 0
     """How many layers have asked for the tree."""
     shared: dict[nn.Module, Shared] = field(default_factory=dict)
@@ -63,6 +69,8 @@ class TreeContext:
     """Where the outputs of a layer that is computed again later are kept; absent: nowhere."""
     replay: bool = False
     """Whether the layer is computed again, and takes its output from `kept`."""
+    masks: dict[int | None, Any] = field(default_factory=dict)
+    """FlexAttention's block masks, by sliding window."""
     _blocks: dict[int | None, list[Block]] = field(default_factory=dict)
 
     @property

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from train_cases import DEVICE
 
+from polar.train.kernels import choose_kernel
 from polar.train.policy import Policy
 from polar.train.tree_batch import plan_batches
 
 
 def separate_logprobs(model, trace, temperature=1.0):
     """The logprobs of a trace's trained tokens by the plain model, one sequence at a time."""
-    ids = torch.from_numpy(trace.token_ids).long()[None]
+    ids = torch.from_numpy(trace.token_ids).long().to(model.device)[None]
     logits = model(input_ids=ids, use_cache=False).logits[0].float() / temperature
-    at = torch.from_numpy(np.flatnonzero(trace.loss_mask))
+    at = torch.from_numpy(np.flatnonzero(trace.loss_mask)).to(model.device)
     return logits[at - 1].log_softmax(-1)[torch.arange(at.numel()), ids[0, at]]
 
 
 def coefficients(count):
-    return torch.linspace(-1.0, 2.0, count)
+    return torch.linspace(-1.0, 2.0, count, device=DEVICE)
 
 
 def gradients_of(model, loss):
@@ -41,14 +43,14 @@ def slots_of(batch, traces):
         int(traces[i].loss_mask[:p].sum())
         for i, p in zip(batch.sample_traces, batch.sample_positions, strict=True)
     ]
-    return torch.from_numpy(starts[batch.sample_traces] + np.array(rank))
+    return torch.from_numpy(starts[batch.sample_traces] + np.array(rank)).to(DEVICE)
 
 
 def tree_gradients(model, traces, *, max_tokens=10_000, **policy):
     """The same through trees, samples put back into the order of the traces."""
-    values = torch.empty(sum(int(t.loss_mask.sum()) for t in traces))
+    values = torch.empty(sum(int(t.loss_mask.sum()) for t in traces), device=DEVICE)
     share, loss = coefficients(values.numel()), 0.0
-    policy = Policy(model, logits_per_chunk=5, **policy)
+    policy = Policy(model, logits_per_chunk=5, kernel=choose_kernel(model)[0], **policy)
     for batch in plan_batches(traces, max_tokens=max_tokens, max_trace_tokens=1000)[0]:
         logprobs, _ = policy.logprobs(batch)
         slot = slots_of(batch, traces)
@@ -60,9 +62,10 @@ def tree_gradients(model, traces, *, max_tokens=10_000, **policy):
 def learned_gradients(model, traces, *, max_tokens=10_000, share=True, **policy):
     """The same, piece by piece."""
     model.zero_grad()
-    values = torch.empty(sum(int(t.loss_mask.sum()) for t in traces))
+    values = torch.empty(sum(int(t.loss_mask.sum()) for t in traces), device=DEVICE)
     weights = coefficients(values.numel())
-    policy = Policy(model, logits_per_chunk=5, shares_prefixes=share, **policy)
+    kernel = choose_kernel(model)[0]
+    policy = Policy(model, logits_per_chunk=5, kernel=kernel, shares_prefixes=share, **policy)
     limits = {"max_tokens": max_tokens, "max_trace_tokens": 1000, "share": share}
     for batch in plan_batches(traces, **limits)[0]:
         slot = slots_of(batch, traces)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import torch
 from transformers import (
@@ -36,6 +38,9 @@ from polar.types import (
     Trajectory,
 )
 
+DEVICE = os.environ.get("POLAR_TEST_DEVICE", "cpu")
+"""Where the models are: `scripts/gpu_check.sh` runs some of these tests on a GPU."""
+
 VOCABULARY = 97
 SHAPE = {
     "vocab_size": VOCABULARY,
@@ -44,37 +49,41 @@ SHAPE = {
     "num_hidden_layers": 3,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "head_dim": 8,
+    "head_dim": 16,
     "max_position_embeddings": 256,
 }
 
 
 def make_model(family: str = "llama", **changes) -> PreTrainedModel:
     torch.manual_seed(0)
+    return _make(family, **changes).eval().to(DEVICE)
+
+
+def _make(family: str, **changes) -> PreTrainedModel:
     shape = SHAPE | changes
     match family:
         case "llama":
-            return LlamaForCausalLM(LlamaConfig(**shape, tie_word_embeddings=True)).eval()
+            return LlamaForCausalLM(LlamaConfig(**shape, tie_word_embeddings=True))
         case "qwen3":
-            return Qwen3ForCausalLM(Qwen3Config(**shape, tie_word_embeddings=False)).eval()
+            return Qwen3ForCausalLM(Qwen3Config(**shape, tie_word_embeddings=False))
         case "gemma3":
             layers = ["sliding_attention", "full_attention", "sliding_attention"]
             config = Gemma3TextConfig(**shape, sliding_window=7, layer_types=layers)
-            return Gemma3ForCausalLM(config).eval()
+            return Gemma3ForCausalLM(config)
         case "gemma2":
-            return Gemma2ForCausalLM(Gemma2Config(**shape, sliding_window=7)).eval()
+            return Gemma2ForCausalLM(Gemma2Config(**shape, sliding_window=7))
         case "qwen3_5":
             heads = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
             sizes = {"linear_key_head_dim": 8, "linear_value_head_dim": 8}
             layers = ["linear_attention", "full_attention", "linear_attention"]
             config = Qwen3_5TextConfig(**shape, **heads, **sizes, layer_types=layers)
-            return Qwen3_5ForCausalLM(config).eval()
+            return Qwen3_5ForCausalLM(config)
         case "mamba":
             size = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2}
-            return MambaForCausalLM(MambaConfig(**size, state_size=8)).eval()
+            return MambaForCausalLM(MambaConfig(**size, state_size=8))
         case "falcon_h1":
             sizes = {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8}
-            return FalconH1ForCausalLM(FalconH1Config(**shape, **sizes, mamba_chunk_size=8)).eval()
+            return FalconH1ForCausalLM(FalconH1Config(**shape, **sizes, mamba_chunk_size=8))
     raise AssertionError(family)
 
 
