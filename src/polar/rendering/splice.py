@@ -18,8 +18,13 @@ from polar.types import Call, CallId, Chat, IntArray, Message, ToolSpec
 
 __all__ = ["SessionSplicer"]
 
+_Key = tuple[str, str | None, str] | tuple[str, str, tuple[tuple[str, str], ...]]
+
+_Opening = tuple[bytes, _Key | None]
+
 _CONTEXTS_KEPT = 4
 """Whole contexts of a session's late calls: its main conversation's and some sub-agents'."""
+_TRAILS_KEPT = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +66,7 @@ class _Node:
     """The call that sampled this message; absent for messages that came from the harness."""
     requests: list[_Record] = field(default_factory=list)
     """Calls whose request ended in this message."""
-    children: dict[bytes, list[_Node]] = field(default_factory=dict)
+    children: dict[_Key, list[_Node]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +100,15 @@ class _Walk:
     """The best place to go on from, which may be on a branch that ended earlier."""
 
 
+@dataclass(slots=True)
+class _Trail:
+    """The walk of a request, kept for the next one that begins like it."""
+
+    messages: tuple[Message, ...]
+    walks: list[_Walk]
+    """How far the first n messages lead, for n from 0 on, as long as all n are known."""
+
+
 class SessionSplicer:
     """Keeps the calls of one session as a tree of messages and finds where a request goes on.
 
@@ -111,6 +125,7 @@ class SessionSplicer:
         self._ends: dict[CallId, _Node] = {}
         self._depths: dict[CallId, int] = {}
         self._contexts: OrderedDict[CallId, IntArray] = OrderedDict()
+        self._trails: OrderedDict[_Opening, _Trail] = OrderedDict()
 
     def prepare(self, chat: Chat) -> Prepared:
         """Make the prompt of a request.
@@ -147,13 +162,15 @@ class SessionSplicer:
         )
         self._records[call.id] = record
         self._keep_context(call)
-        node, depth = self._start(call, parent)
+        tools = _tools_key(call.tools)
+        node, depth = self._start(call, parent, tools)
+        self._cut_trail(tools, call.messages, depth)
         for message in call.messages[depth:]:
             node = _plain_child(node, message)
         node.requests.append(record)
         if call.finish_reason not in ("abandoned", "error"):
             reply = _Node(reasoning=record.reasoning, reply_of=record)
-            node.children.setdefault(_digest(call.reply), []).append(reply)
+            node.children.setdefault(_key(call.reply), []).append(reply)
             self._ends[call.id] = reply
             self._depths[call.id] = len(call.messages) + 1
 
@@ -178,28 +195,54 @@ class SessionSplicer:
         kept = self._contexts.get(record.id)
         return record.context_ids() if kept is None else kept
 
-    def _start(self, call: Call, parent: _Record | None) -> tuple[_Node, int]:
+    def _cut_trail(self, tools: bytes, messages: tuple[Message, ...], depth: int) -> None:
+        """Forget where a conversation led beyond a depth at which the tree is to grow."""
+        opening = _opening(tools, messages)
+        if depth == 0:
+            self._trails.pop(opening, None)  # the root itself may be new
+        elif opening in self._trails:
+            del self._trails[opening].walks[depth + 1 :]
+
+    def _start(self, call: Call, parent: _Record | None, tools: bytes) -> tuple[_Node, int]:
         """Node and depth to enter a call's messages at: its parent's reply, or the root."""
         if parent is not None and parent.id in self._ends:
             return self._ends[parent.id], self._depths[parent.id]
-        return self._roots.setdefault(_tools_key(call.tools), _Node()), 0
+        return self._roots.setdefault(tools, _Node()), 0
 
-    def _walk(self, tools: bytes, messages: Sequence[Message]) -> _Walk:
-        """Follow a conversation, under the tools it has, as far as it is known."""
-        start = _Match(self._roots.get(tools, _Node()), known_ids=0, extends=None, depth=0)
-        reached, best = [start], start
-        for number, message in enumerate(messages):
-            digest = _digest(message)
-            further = [
+    def _walk(self, tools: bytes, messages: tuple[Message, ...]) -> _Walk:
+        """Follow a conversation, under the tools it has, as far as it is known.
+
+        What an earlier request had as well is not followed again.
+        """
+        trail = self._trail(tools, messages)
+        for number in range(len(trail.walks) - 1, len(messages)):
+            before, message = trail.walks[number], messages[number]
+            key = _key(message)
+            reached = [
                 match
-                for before in reached
-                for match in _step(before, message, digest, depth=number + 1)
+                for known in before.reached
+                for match in _step(known, message, key, depth=number + 1)
             ]
-            if not further:
-                return _Walk(reached, number, best)
-            reached = further
-            best = max(best, *further, key=lambda match: match.rank)
-        return _Walk(reached, len(messages), best)
+            if not reached:
+                return before
+            best = max(before.best, *reached, key=lambda match: match.rank)
+            trail.walks.append(_Walk(reached, number + 1, best))
+        return trail.walks[len(messages)]
+
+    def _trail(self, tools: bytes, messages: tuple[Message, ...]) -> _Trail:
+        """Take up the trail of the latest request that began alike, as far as it is common."""
+        opening = _opening(tools, messages)
+        trail = self._trails.pop(opening, None)
+        if trail is None:
+            start = _Match(self._roots.get(tools, _Node()), known_ids=0, extends=None, depth=0)
+            trail = _Trail((), [_Walk([start], 0, start)])
+        common = min(len(trail.walks) - 1, _common(trail.messages, messages))
+        del trail.walks[common + 1 :]
+        trail.messages = messages
+        self._trails[opening] = trail
+        if len(self._trails) > _TRAILS_KEPT:
+            self._trails.popitem(last=False)
+        return trail
 
     def _reason(self, chat: Chat, matched: int) -> str | None:
         """Why a request extends no call."""
@@ -243,6 +286,20 @@ class SessionSplicer:
         )
 
 
+def _opening(tools: bytes, messages: Sequence[Message]) -> _Opening:
+    """What two conversations have in common that can reach the same places."""
+    return (tools, _key(messages[0]) if messages else None)
+
+
+def _common(ours: tuple[Message, ...], theirs: tuple[Message, ...]) -> int:
+    """Count the messages with which both begin."""
+    if theirs[: len(ours)] == ours:
+        return len(ours)
+    pairs = zip(ours, theirs, strict=False)
+    differing = (number for number, (one, other) in enumerate(pairs) if one != other)
+    return next(differing, min(len(ours), len(theirs)))
+
+
 def _repeated(reached: Sequence[_Match]) -> _Record | None:
     """The call whose request ended here, if any: by tool-call ids, then the latest."""
     calls = [
@@ -262,11 +319,11 @@ def _again(record: _Record) -> Prepared:
     )
 
 
-def _step(match: _Match, message: Message, digest: bytes, *, depth: int) -> Iterator[_Match]:
+def _step(match: _Match, message: Message, key: _Key, *, depth: int) -> Iterator[_Match]:
     """Go on by one message along every branch that it fits."""
     ids = tuple(tool_call.id for tool_call in message.tool_calls)
     reasoning = _text(message.reasoning)
-    for child in match.node.children.get(digest, ()):
+    for child in match.node.children.get(key, ()):
         reply = child.reply_of
         if reply is None:
             if child.reasoning == reasoning:
@@ -278,7 +335,7 @@ def _step(match: _Match, message: Message, digest: bytes, *, depth: int) -> Iter
 
 def _plain_child(node: _Node, message: Message) -> _Node:
     """Find or add a message that came from the harness."""
-    siblings = node.children.setdefault(_digest(message), [])
+    siblings = node.children.setdefault(_key(message), [])
     reasoning = _text(message.reasoning)
     for child in siblings:
         if child.reply_of is None and child.reasoning == reasoning:
@@ -288,13 +345,12 @@ def _plain_child(node: _Node, message: Message) -> _Node:
     return child
 
 
-def _digest(message: Message) -> bytes:
-    """Hash of a message's normal form; reasoning and tool-call ids are compared apart."""
-    fields: list[object] = [message.role, message.name, message.content]
-    if message.role == "assistant":
-        calls = [[call.name, _normal_json(call.arguments)] for call in message.tool_calls]
-        fields = [message.role, message.content.strip(), calls]
-    return _hash(fields)
+def _key(message: Message) -> _Key:
+    """A message's normal form; reasoning and tool-call ids are compared apart."""
+    if message.role != "assistant":
+        return (message.role, message.name, message.content)
+    calls = tuple((call.name, _normal_json(call.arguments)) for call in message.tool_calls)
+    return (message.role, message.content.strip(), calls)
 
 
 def _tools_key(tools: Sequence[ToolSpec]) -> bytes:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from polar.errors import FidelityError
 from polar.rendering import SessionSplicer
-from polar.rendering.splice import _digest, _tools_key
+from polar.rendering.splice import _key, _tools_key
 from polar.rendering.tiny import tiny_renderer
 from polar.rendering.tokenizer import encode
 from polar.types import Call, CallId, Chat, Message, Sampling, SessionId, ToolCall, ToolSpec
@@ -287,10 +287,21 @@ def test_a_long_session_keeps_only_what_is_new_of_each_prompt():
     assert all(extends(b, a) for a, b in zip(gateway.calls, gateway.calls[1:], strict=False))
 
 
+def prepared_anew(calls, history):
+    """Prepare a request as a splicer does that remembers no earlier request."""
+    splicer = SessionSplicer(RENDERER)
+    for call in calls:
+        splicer.record(call)
+    return splicer.prepare(Chat("m", tuple(history), TOOLS))
+
+
 @settings(max_examples=60)
 @given(st.data())
 def test_whatever_a_harness_does_a_named_parent_is_truly_extended(data):
-    """Histories are cut, edited, repeated and continued at random."""
+    """Histories are cut, edited, repeated and continued at random; some requests come to nothing.
+
+    What is remembered of earlier requests makes no difference.
+    """
     gateway, histories = Gateway(), [list(START)]
     for _ in range(data.draw(st.integers(1, 8))):
         history = data.draw(st.sampled_from(histories))
@@ -303,9 +314,13 @@ def test_whatever_a_harness_does_a_named_parent_is_truly_extended(data):
             history = [*history[:place], edited, *history[place + 1 :]]
         elif change == "drop_reply":
             history = [m for m in history if m.role != "assistant"]
+        gateway.splicer.prepare(Chat("m", tuple(data.draw(st.sampled_from(histories))), TOOLS))
+        anew = prepared_anew(gateway.calls, history)
         reply = data.draw(st.sampled_from(["a", "b", CALL_REPLY]))
         finish = data.draw(st.sampled_from(["stop", "length", "abandoned"]))
         call = gateway.ask(history, reply, finish=finish, ended=finish == "stop")
+        assert (call.parent_id, call.fork_reason) == (anew.parent_id, anew.fork_reason)
+        assert call.prompt_ids.tolist() == anew.prompt_ids.tolist()
         ids = [tool_call.id for tool_call in call.reply.tool_calls]
         new = [Message("tool", "r", tool_call_id=i) for i in ids] or [Message("user", "u")]
         histories.append([*history, call.reply, *new])
@@ -320,7 +335,7 @@ def test_whatever_a_harness_does_a_named_parent_is_truly_extended(data):
 
 def test_text_that_is_no_unicode_and_numbers_of_any_size_are_told_apart():
     half, other_half = (Message("user", f"half a pair: {text}") for text in "\ud83d\ud83e")
-    assert _digest(half) != _digest(other_half)
+    assert _key(half) != _key(other_half)
     large, larger = (
         _tools_key([ToolSpec("bash", "Run.", {"type": "object", "maximum": number})])
         for number in (2**80, 2**81)
