@@ -6,10 +6,20 @@ import difflib
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 
-from polar.dialects.base import CountsTokens, Dialect, Route, StreamEncoder
+from polar.dialects.base import CountsTokens, Dialect, ReadsOn, Route, StreamEncoder
+from polar.dialects.earlier import Earlier
 from polar.errors import ConfigError
 
-__all__ = ["CountsTokens", "Dialect", "Route", "StreamEncoder", "load", "names"]
+__all__ = [
+    "CountsTokens",
+    "Dialect",
+    "Earlier",
+    "ReadsOn",
+    "Route",
+    "StreamEncoder",
+    "load",
+    "names",
+]
 
 _GROUP = "polar.dialects"
 _TABLE = {

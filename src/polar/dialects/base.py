@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal, Protocol, runtime_checkable
 
+from polar.dialects.earlier import Earlier
 from polar.errors import PolarError
 from polar.types import Chat, Delta, Reply
 
-__all__ = ["NO_PARAMS", "CountsTokens", "Dialect", "Route", "StreamEncoder"]
+__all__ = ["NO_PARAMS", "CountsTokens", "Dialect", "ReadsOn", "Route", "StreamEncoder"]
 
 NO_PARAMS: Mapping[str, str] = MappingProxyType({})
 
@@ -90,4 +91,22 @@ class CountsTokens(Protocol):
 
     def count(self, prompt_tokens: int) -> bytes:
         """Write the answer: how many tokens the prompt of a request has."""
+        ...
+
+
+@runtime_checkable
+class ReadsOn(Protocol):
+    """A dialect that need not read again what an earlier request of the session had."""
+
+    def parse_on(self, body: bytes, params: Mapping[str, str], earlier: Earlier) -> Chat:
+        """Read a request to what `parse` reads it to.
+
+        Args:
+            body: The request's body.
+            params: What the named groups of the route's pattern matched.
+            earlier: What was read of the session's requests in this dialect.
+
+        Raises:
+            BadRequest: As `parse`.
+        """
         ...

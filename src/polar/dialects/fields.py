@@ -146,10 +146,11 @@ class Fields:
             raise refuse("expected an array", where=self.path(name))
         return value
 
-    def objects(self, name: str) -> list[Fields]:
-        """Read an array of objects; empty if absent."""
+    def objects(self, name: str, *, start: int = 0) -> list[Fields]:
+        """Read an array of objects, from one on; empty if absent."""
         path = self.path(name)
-        return [Fields.of(item, f"{path}[{i}]") for i, item in enumerate(self.items(name))]
+        items = self.items(name)[start:]
+        return [Fields.of(item, f"{path}[{i}]") for i, item in enumerate(items, start)]
 
     def object(self, name: str) -> Fields | None:
         """Read an object; None if absent."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -75,7 +75,7 @@ class CallRequest:
     prepared: Prepared
     sampling: Sampling
     """As applied: pinned, clamped, with the ids that end a turn."""
-    digest: bytes
+    asked: Hashable
     """Equal for requests that ask for the same."""
     sent: Sent | None = None
     """What the harness sent, where interceptors changed it."""

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from polar.dialects import CountsTokens, Dialect, Route, StreamEncoder
+from polar.dialects import CountsTokens, Dialect, ReadsOn, Route, StreamEncoder
 from polar.errors import (
     PolarError,
     ReplyTooLarge,
@@ -130,8 +130,7 @@ class GatewayApp:
         receive: Receive,
         send: Send,
     ) -> None:
-        body = await self._read(receive)
-        chat = target.dialect.parse(body, target.params)
+        chat = _parse(target, await self._read(receive), session)
         if target.route.serves == "count":
             await self._send_count(target.dialect, session.prompt_tokens(chat), send)
             return
@@ -223,6 +222,13 @@ class GatewayApp:
         if isinstance(error, RequestTooSlow):
             headers.append((b"connection", b"close"))  # the rest of it is not waited for
         await send_whole(send, status, body, *headers)
+
+
+def _parse(target: _Target, body: bytes, session: OpenSession) -> Chat:
+    if isinstance(target.dialect, ReadsOn):
+        earlier = session.earlier(target.dialect.name)
+        return target.dialect.parse_on(body, target.params, earlier)
+    return target.dialect.parse(body, target.params)
 
 
 class _ClientGone(Exception):

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-import orjson
-
+from polar.dialects import Earlier
 from polar.errors import (
     BadRequest,
     ContextOverflow,
@@ -61,10 +59,15 @@ class OpenSession:
         self._conversations = Conversations()
         self._fork_reasons = ForkReasons()
         self._begun = 0
-        self._joinable: dict[bytes, RunningCall] = {}
+        self._joinable: dict[Hashable, RunningCall] = {}
         self._running: set[RunningCall] = set()
         self._scoring: set[asyncio.Task[None]] = set()
         self._counter = UsageCounter()
+        self._earlier: dict[str, Earlier] = {}
+
+    def earlier(self, dialect: str) -> Earlier:
+        """Find what was read of the requests in a dialect."""
+        return self._earlier.setdefault(dialect, Earlier())
 
     def usage(self) -> SessionUsage:
         """Count what was used so far."""
@@ -81,13 +84,13 @@ class OpenSession:
             InterceptorFailed: An interceptor broke.
         """
         chat = self._continued(chat)
-        digest = _digest(chat)
-        running = self._joinable.get(digest)
+        asked = _Asked.of(chat)
+        running = self._joinable.get(asked)
         if running is not None:
             self._counter.add_coalesced()
             return running
-        call = self._begin(chat, headers, digest)
-        self._joinable[digest] = call
+        call = self._begin(chat, headers, asked)
+        self._joinable[asked] = call
         self._running.add(call)
         return call
 
@@ -138,7 +141,7 @@ class OpenSession:
         messages = (*chat.messages[:start], *earlier, *chat.messages[start:])
         return replace(chat, messages=messages)
 
-    def _begin(self, chat: Chat, headers: Mapping[str, str], digest: bytes) -> RunningCall:
+    def _begin(self, chat: Chat, headers: Mapping[str, str], asked: Hashable) -> RunningCall:
         limit = self._policy.max_calls
         if limit is not None and self._begun >= limit:
             raise BadRequest(f"call limit reached: this session may make {limit} calls")
@@ -156,7 +159,7 @@ class OpenSession:
             kind=kind if model is None else _untrained(kind),
             prepared=prepared,
             sampling=sampling,
-            digest=digest,
+            asked=asked,
             sent=intercepted.sent,
             model=model,
         )
@@ -249,8 +252,8 @@ class OpenSession:
         self._stop_joining(call)
 
     def _stop_joining(self, call: RunningCall) -> None:
-        if self._joinable.get(call.request.digest) is call:
-            del self._joinable[call.request.digest]
+        if self._joinable.get(call.request.asked) is call:
+            del self._joinable[call.request.asked]
 
 
 def _untrained(kind: CallKind) -> CallKind:
@@ -258,8 +261,16 @@ def _untrained(kind: CallKind) -> CallKind:
     return "auxiliary" if kind in ("main", "subagent") else kind
 
 
-def _digest(chat: Chat) -> bytes:
-    """Identify what a request asks for, however it wants it delivered."""
-    asked = replace(chat, stream=False, include_usage=False)
-    text = orjson.dumps(asked, default=dict, option=orjson.OPT_SORT_KEYS)
-    return hashlib.blake2b(text, digest_size=16).digest()
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What a request asks for, however it wants it delivered."""
+
+    chat: Chat
+
+    @classmethod
+    def of(cls, chat: Chat) -> _Asked:
+        return cls(replace(chat, stream=False, include_usage=False))
+
+    def __hash__(self) -> int:
+        """Hash what nearly always tells requests apart; tools cannot be hashed."""
+        return hash((self.chat.messages, self.chat.sampling))

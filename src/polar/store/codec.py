@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -199,7 +199,9 @@ def _common_tokens(base: IntArray, prompt: IntArray) -> int:
     return int(differing[0]) if differing.size else length
 
 
-def _common_messages(base: Sequence[Message], messages: Sequence[Message]) -> int:
+def _common_messages(base: tuple[Message, ...], messages: tuple[Message, ...]) -> int:
+    if messages[: len(base)] == base:
+        return len(base)
     count = 0
     for ours, theirs in zip(base, messages, strict=False):
         if ours != theirs:

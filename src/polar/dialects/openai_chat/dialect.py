@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from polar.dialects.base import NO_PARAMS, Route, StreamEncoder
+from polar.dialects.earlier import Earlier
 from polar.dialects.openai_chat.reply import (
     ChunkEncoder,
     write_error,
@@ -36,7 +37,15 @@ class OpenAIChat:
         Raises:
             BadRequest: Not valid, or asks for something unsupported; names the field.
         """
-        return parse_chat(body)
+        return parse_chat(body, Earlier())
+
+    def parse_on(self, body: bytes, params: Mapping[str, str], earlier: Earlier) -> Chat:
+        """Read a request without reading again what an earlier one had.
+
+        Raises:
+            BadRequest: As `parse`.
+        """
+        return parse_chat(body, earlier)
 
     def response(self, chat: Chat, reply: Reply, *, response_id: str, created: int) -> bytes:
         """Write a whole response."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from polar.dialects.earlier import Earlier
 from polar.dialects.fields import Fields, parse_object, refuse
 from polar.types import Chat, Message, Role, Sampling, ToolCall, ToolSpec
 
@@ -65,15 +66,15 @@ _ROLES: dict[str, Role] = {
 }
 
 
-def parse_chat(body: bytes) -> Chat:
-    """Read a request.
+def parse_chat(body: bytes, earlier: Earlier) -> Chat:
+    """Read a request, but for what an earlier one had.
 
     Raises:
         BadRequest: Not valid, or asks for something unsupported; names the field.
     """
     fields = parse_object(body)
     fields.refuse_others(_READ, without_effect=_WITHOUT_EFFECT, only=_ONLY)
-    messages = tuple(map(_message, fields.objects("messages")))
+    messages = _messages(fields, earlier)
     if not messages:
         raise refuse("at least one message is required", where="messages")
     options = fields.object("stream_options")
@@ -86,6 +87,14 @@ def parse_chat(body: bytes) -> Chat:
         include_usage=options is not None and options.flag("include_usage"),
         parallel_tool_calls=fields.flag("parallel_tool_calls", absent=True),
     )
+
+
+def _messages(fields: Fields, earlier: Earlier) -> tuple[Message, ...]:
+    raw = fields.items("messages")
+    known = earlier.common(raw)
+    messages = (*known, *map(_message, fields.objects("messages", start=len(known))))
+    earlier.keep(raw, messages)
+    return messages
 
 
 def _offered_tools(fields: Fields) -> tuple[ToolSpec, ...]:
