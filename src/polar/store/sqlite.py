@@ -46,9 +46,7 @@ class SqliteJournal:
         self._settings = settings
         self._clock = clock
         self._recent = _RecentContexts(settings.cache_mb * 2**20)
-        self._writer = Writer(
-            self._connect, explain=self._explain, on_rollback=self._recent.forget_all
-        )
+        self._writer = Writer(self._connect, explain=self._explain)
 
     @classmethod
     def open(
@@ -139,9 +137,8 @@ class SqliteJournal:
             _fence(connection, call.session_id, call.attempt)
             base = self._recent.find(call) or nearest_context(connection, call)
             connection.execute(_INSERT_CALL, encode_call(call, base))
-            self._recent.add(call)
 
-        await self._writer.run(job)
+        await self._writer.run(job, afterwards=lambda: self._recent.add(call))
 
     async def calls(self, session_id: SessionId, attempt: int | None = None) -> Sequence[Call]:
         """Read all calls of the session's latest (or given) attempt, in order of arrival.
@@ -256,12 +253,6 @@ class _RecentContexts:
             self._size_bytes -= oldest.size_bytes
             if self._last.get((session_id, attempt)) == call_id:
                 del self._last[session_id, attempt]
-
-    def forget_all(self) -> None:
-        """Forget everything: the last commit was undone, so some of it was never stored."""
-        self._contexts.clear()
-        self._last.clear()
-        self._size_bytes = 0
 
 
 def _fence(connection: sqlite3.Connection, session_id: SessionId, attempt: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import queue
 import sqlite3
 import threading
@@ -17,6 +18,8 @@ __all__ = ["Writer"]
 T = TypeVar("T")
 Job = Callable[[sqlite3.Connection], Any]
 
+_log = logging.getLogger("polar.store")
+
 _MOST_JOBS_A_COMMIT = 256
 
 
@@ -24,6 +27,7 @@ _MOST_JOBS_A_COMMIT = 256
 class _Waiting:
     job: Job
     done: asyncio.Future[Any]
+    afterwards: Callable[[], None] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,6 @@ class Writer:
     Args:
         connect: Opens the connection; called in the writer's thread.
         explain: Turns an error of the database into one that a user can act on.
-        on_rollback: Called after a commit was undone: what its jobs remembered is void.
     """
 
     def __init__(
@@ -48,18 +51,26 @@ class Writer:
         connect: Callable[[], sqlite3.Connection],
         *,
         explain: Callable[[sqlite3.Error], JournalError],
-        on_rollback: Callable[[], None],
     ) -> None:
         self._connect = connect
         self._explain = explain
-        self._on_rollback = on_rollback
         self._queue: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
         self._closed: JournalError | None = None
         self._thread = threading.Thread(target=self._main, name="journal", daemon=True)
         self._thread.start()
 
-    async def run(self, job: Callable[[sqlite3.Connection], T]) -> T:
+    async def run(
+        self,
+        job: Callable[[sqlite3.Connection], T],
+        *,
+        afterwards: Callable[[], None] | None = None,
+    ) -> T:
         """Run a job and return its result once it is durable.
+
+        Args:
+            job: What to do.
+            afterwards: What nobody waits for: done in the writer's thread when the job is durable
+                and acknowledged, before any later commit.
 
         Raises:
             JournalError: The database failed, or the writer is closed.
@@ -67,7 +78,7 @@ class Writer:
         if self._closed is not None:
             raise self._closed
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._queue.put(_Waiting(job, done))
+        self._queue.put(_Waiting(job, done, afterwards))
         return await done
 
     async def aclose(self) -> None:
@@ -87,7 +98,9 @@ class Writer:
         while not with_end:
             batch, with_end = self._take()
             if batch:
-                _acknowledge(batch, self._commit(connection, batch))
+                results = self._commit(connection, batch)
+                _acknowledge(batch, results)
+                _follow_up(batch, results)
         connection.close()
 
     def _take(self) -> tuple[list[_Waiting], bool]:
@@ -107,12 +120,14 @@ class Writer:
     def _commit(self, connection: sqlite3.Connection, batch: list[_Waiting]) -> list[Any]:
         try:
             connection.execute("BEGIN IMMEDIATE")
-            results = [_run_alone(connection, waiting.job) for waiting in batch]
+            if len(batch) == 1:
+                results = [_run_only(connection, batch[0].job)]
+            else:
+                results = [_run_alone(connection, waiting.job) for waiting in batch]
             connection.execute("COMMIT")
         except sqlite3.Error as error:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
-            self._on_rollback()
             return [_Failure(self._explain(error)) for _ in batch]
         return results
 
@@ -123,19 +138,33 @@ class Writer:
 
 
 def _run_alone(connection: sqlite3.Connection, job: Job) -> Any:
+    """Run one of several jobs, so that what it did can be undone by itself."""
     connection.execute("SAVEPOINT job")
-    try:
-        result = job(connection)
-    except sqlite3.IntegrityError as error:
-        result = _Failure(JournalError(f"the journal refused an entry: {error}"))
-    except sqlite3.Error:
-        raise
-    except Exception as error:  # whoever waits for the job raises it
-        result = _Failure(error)
+    result = _result_of(connection, job)
     if isinstance(result, _Failure):
         connection.execute("ROLLBACK TO job")
     connection.execute("RELEASE job")
     return result
+
+
+def _run_only(connection: sqlite3.Connection, job: Job) -> Any:
+    """Run the only job of a commit."""
+    result = _result_of(connection, job)
+    if isinstance(result, _Failure):
+        connection.execute("ROLLBACK")
+        connection.execute("BEGIN")  # for the commit that follows
+    return result
+
+
+def _result_of(connection: sqlite3.Connection, job: Job) -> Any:
+    try:
+        return job(connection)
+    except sqlite3.IntegrityError as error:
+        return _Failure(JournalError(f"the journal refused an entry: {error}"))
+    except sqlite3.Error:
+        raise
+    except Exception as error:  # whoever waits for the job raises it
+        return _Failure(error)
 
 
 def _acknowledge(batch: list[_Waiting], results: list[Any]) -> None:
@@ -147,6 +176,16 @@ def _acknowledge(batch: list[_Waiting], results: list[Any]) -> None:
             loop.call_soon_threadsafe(_settle, settled)
         except RuntimeError:  # the loop ended while its job was being committed
             continue
+
+
+def _follow_up(batch: list[_Waiting], results: list[Any]) -> None:
+    for waiting, result in zip(batch, results, strict=True):
+        if waiting.afterwards is None or isinstance(result, _Failure):
+            continue
+        try:
+            waiting.afterwards()
+        except Exception:  # the thread must live on, and the job's result is out
+            _log.exception("after a job of the journal")
 
 
 def _settle(settled: list[tuple[asyncio.Future[Any], Any]]) -> None:
