@@ -3,6 +3,7 @@
 import asyncio
 import re
 import time
+import uuid
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -96,7 +97,8 @@ async def converse(
     url: str, entrance: Entrance, turns: Turns, *, until: float = float("inf")
 ) -> list[Answer]:
     """Hold one conversation over one connection, at most until a time."""
-    messages = [{"role": "user", "content": turns.opening}]
+    opening = f"{turns.opening} {uuid.uuid4()}"  # no two begin alike, so none serves another
+    messages = [{"role": "user", "content": opening}]
     for _ in range(turns.history):
         messages += _appended(turns)
     request = {"model": MODEL, "max_tokens": turns.max_tokens, "messages": messages}
