@@ -146,3 +146,22 @@ def test_fingerprints_tell_templates_and_vocabularies_apart():
     ]
     assert len(set(prints)) == 3
     assert tiny_renderer().fingerprint == prints[0]
+
+
+def test_a_prompt_that_several_sessions_begin_with_is_tokenized_once():
+    encoded = []
+
+    def encode(text):
+        encoded.append(text)
+        return list(text.encode())
+
+    renderer = tiny_renderer()
+    renderer._encode = encode
+    prompts = [renderer.render([USER], ()) for _ in range(8)]
+    assert len(encoded) == 1
+    prompts[0].append(0)
+    assert renderer.render([USER], ()) == prompts[1]
+    for number in range(100):
+        renderer.render([Message("user", f"other {number}")], ())
+    assert renderer.render([USER], ()) == prompts[1]
+    assert len(encoded) == 102
