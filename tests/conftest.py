@@ -9,7 +9,6 @@ MOMENTARY = ("os.stat", "os.access", "os.readlink")
 """Metadata of local files: microseconds."""
 
 SYNCHRONOUS = {
-    "polar/cli/engine_log.py": {"engine_log"},
     "polar/dialects/__init__.py": {"_plugins"},
     "polar/gateway/user_code.py": {"load_function"},
     "polar/runtimes/__init__.py": {"default_runtime"},
