@@ -139,7 +139,7 @@ async def compose(
         if trainer is not None and trainer.notice is not None:
             say(f"[yellow]note:[/yellow] {trainer.notice}")
         folder = RunFolder(run_dir)
-        await asyncio.to_thread(stack.enter_context, engine_log(folder.engine_log))
+        await stack.enter_async_context(engine_log(folder.engine_log))
         taped = TapedEngine(engine, folder.tape)
         stack.push_async_callback(taped.aclose)
         journal = await stack.enter_async_context(

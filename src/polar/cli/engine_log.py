@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import queue
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from logging.handlers import QueueHandler, QueueListener
 from pathlib import Path
@@ -31,12 +32,12 @@ class _Line(BaseModel):
     detail: str
 
 
-@contextmanager
-def engine_log(path: Path) -> Iterator[None]:
+@asynccontextmanager
+async def engine_log(path: Path) -> AsyncIterator[None]:
     """Append what happens to servers to a file of JSON lines, from a thread of its own."""
     records: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
     handler = QueueHandler(records)
-    file = logging.FileHandler(path, delay=True)
+    file = await asyncio.to_thread(logging.FileHandler, path, delay=True)
     file.setFormatter(_JsonLines())
     listener = QueueListener(records, file)
     logger = logging.getLogger(LOGGER)
@@ -46,7 +47,7 @@ def engine_log(path: Path) -> Iterator[None]:
         yield
     finally:
         logger.removeHandler(handler)
-        listener.stop()
+        await asyncio.to_thread(listener.stop)
         file.close()
 
 

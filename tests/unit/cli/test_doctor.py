@@ -1,5 +1,7 @@
+
 """`polar doctor`: each finding says what to do, and the exit code says whether Polar works."""
 
+import asyncio
 import json
 import os
 
@@ -121,12 +123,20 @@ def test_each_server_is_a_finding_and_one_that_is_missing_is_told(tmp_path):
     assert (together.state, together.found) == ("fail", "0 of 2 answer")
 
 
+async def logged(path, *events):
+    async with engine_log(path):
+        for event in events:
+            log_event(*event)
+
+
 def test_what_happened_to_a_run_s_servers_is_read_from_its_folder(doctor, tmp_path):
-    with engine_log(RunFolder(tmp_path).engine_log):
-        log_event("http://a", "lost", "no answer")
-        log_event("http://b", "lost", "no answer")
-        log_event("http://b", "moved", "a call")
-        log_event("http://b", "returned", "weight version 3")
+    events = (
+        ("http://a", "lost", "no answer"),
+        ("http://b", "lost", "no answer"),
+        ("http://b", "moved", "a call"),
+        ("http://b", "returned", "weight version 3"),
+    )
+    asyncio.run(logged(RunFolder(tmp_path).engine_log, *events))
 
     code, told = doctor("--json", "--run", str(tmp_path), cache=str(tmp_path))
 
@@ -139,8 +149,7 @@ def test_what_happened_to_a_run_s_servers_is_read_from_its_folder(doctor, tmp_pa
 
 
 def test_a_run_that_lost_no_server_says_so(tmp_path):
-    with engine_log(tmp_path / "engine.log"):
-        pass
+    asyncio.run(logged(tmp_path / "engine.log"))
 
     (found,) = check_engine_log(tmp_path / "engine.log")
     assert (found.state, found.found) == ("ok", "none was lost in this run")
