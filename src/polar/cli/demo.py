@@ -38,7 +38,7 @@ _TASK_OVERRIDES: dict[Family, list[str]] = {
     "trail": [
         "tasks.heldout_count=64",
         "loop.heldout_sessions=64",
-        "loop.warm_start.sessions=128",
+        "loop.warm_start.sessions=72",
     ],
 }
 """A trail is solved by four turns in place of two: a longer warm start, a shorter evaluation."""
