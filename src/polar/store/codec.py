@@ -10,6 +10,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from polar.store.growing import GrowingIds
 from polar.types import (
     Call,
     CallId,
@@ -121,32 +122,56 @@ def encode_call(call: Call, base: Context | None) -> CallRow:
 
 def decode_calls(rows: Iterable[CallRow]) -> list[Call]:
     """Read the rows of one attempt, in the order they were stored: a base before its deltas."""
-    contexts: dict[str, Context] = {}
-    calls = []
+    read: dict[str, _Read] = {}
     for row in rows:
-        call = _decode_call(row, None if row.base_id is None else contexts[row.base_id])
-        contexts[row.id] = Context.after(call)
-        calls.append(call)
-    return calls
+        read[row.id] = _decode_call(row, None if row.base_id is None else read[row.base_id])
+    return [each.call for each in read.values()]
 
 
-def _decode_call(row: CallRow, base: Context | None) -> Call:
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A call that was read, and where its prompt and sampled ids stand."""
+
+    call: Call
+    ids: GrowingIds
+    """Begins with the call's prompt and sampled ids; a later call may have gone on from there."""
+
+    @property
+    def end(self) -> int:
+        return len(self.call.prompt_ids) + len(self.call.sampled_ids)
+
+    def grown_by(self, shared_tokens: int, tail: IntArray) -> GrowingIds:
+        """Take the first ids and append some: in place where nobody else has gone on."""
+        if shared_tokens == self.end == len(self.ids):
+            self.ids.append(tail)
+            return self.ids
+        ids = GrowingIds(self.ids.view(0, shared_tokens))
+        ids.append(tail)
+        return ids
+
+
+def _decode_call(row: CallRow, read: _Read | None) -> _Read:
     tail = _int_array(row.prompt_tail)
-    shared = base.token_ids[: row.shared_tokens] if base else tail[:0]
-    leading = base.messages[: row.shared_messages] if base else ()
+    ids = GrowingIds(tail) if read is None else read.grown_by(row.shared_tokens, tail)
+    prompt = len(ids)
+    ids.append(_int_array(row.sampled))
+    base = None if read is None else read.call
     inherited = base.tools if base else ()
     tools = inherited if row.tools is None else tuple(map(_tool, orjson.loads(row.tools)))
-    return Call(
+    call = Call(
         id=CallId(row.id),
         session_id=SessionId(row.session_id),
         attempt=row.attempt,
         index=row.call_index,
         parent_id=None if row.parent_id is None else CallId(row.parent_id),
-        prompt_ids=np.concatenate([shared, tail]),
-        sampled_ids=_int_array(row.sampled),
+        prompt_ids=ids.view(0, prompt),
+        sampled_ids=ids.view(prompt, len(ids)),
         logprobs=_float_array(row.logprobs),
         weight_versions=_int_array(row.versions),
-        messages=(*leading, *map(_message, orjson.loads(row.messages_tail))),
+        messages=(
+            *(_leading(base.messages, base.reply, row.shared_messages) if base else ()),
+            *map(_message, orjson.loads(row.messages_tail)),
+        ),
         tools=tools,
         sampling=_sampling(orjson.loads(row.sampling)),
         reply=_message(orjson.loads(row.reply)),
@@ -157,6 +182,7 @@ def _decode_call(row: CallRow, base: Context | None) -> Call:
         ended_at=row.ended_at,
         sent=None if row.sent is None else _decode_sent(orjson.loads(row.sent), tools, base),
     )
+    return _Read(call, ids)
 
 
 def _encode_sent(sent: Sent, seen_tools: tuple[ToolSpec, ...], base: Context | None) -> str:
@@ -174,13 +200,16 @@ def _encode_sent(sent: Sent, seen_tools: tuple[ToolSpec, ...], base: Context | N
 
 
 def _decode_sent(
-    fields: dict[str, Any], seen_tools: tuple[ToolSpec, ...], base: Context | None
+    fields: dict[str, Any], seen_tools: tuple[ToolSpec, ...], base: Call | None
 ) -> Sent:
-    leading = _sent_before(base)[: fields["shared_messages"]]
+    shared: tuple[Message, ...] = ()
+    if base is not None:
+        before = base.messages if base.sent is None else base.sent.messages
+        shared = _leading(before, base.reply, fields["shared_messages"])
     tools = fields["tools"]
     return Sent(
         model=fields["model"],
-        messages=(*leading, *map(_message, fields["messages_tail"])),
+        messages=(*shared, *map(_message, fields["messages_tail"])),
         tools=seen_tools if tools is None else tuple(map(_tool, tools)),
         interceptors=tuple(fields["interceptors"]),
         chosen_model=fields["chosen_model"],
@@ -191,6 +220,11 @@ def _sent_before(base: Context | None) -> tuple[Message, ...]:
     if base is None:
         return ()
     return base.messages if base.sent is None else base.sent
+
+
+def _leading(messages: tuple[Message, ...], reply: Message, count: int) -> tuple[Message, ...]:
+    """Take the first of some messages and the reply to them."""
+    return messages[:count] if count <= len(messages) else (*messages, reply)
 
 
 def _common_tokens(base: IntArray, prompt: IntArray) -> int:

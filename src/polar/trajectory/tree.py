@@ -153,7 +153,7 @@ class TokenTree:
             return ROOT, 0
         prompt = len(parent.prompt_ids)
         depth = prompt + len(parent.sampled_ids)
-        if np.array_equal(call.prompt_ids[:prompt], parent.prompt_ids) and np.array_equal(
+        if _begins_with(call.prompt_ids, parent.prompt_ids) and np.array_equal(
             call.prompt_ids[prompt:depth], parent.sampled_ids
         ):
             return self._ends[parent.id], depth
@@ -238,6 +238,20 @@ def _same(a: Call, b: Call) -> bool:
         and np.array_equal(a.logprobs, b.logprobs)
         and np.array_equal(a.weight_versions, b.weight_versions)
     )
+
+
+def _begins_with(ids: IntArray, start: IntArray) -> bool:
+    """Compare the beginning; O(1) where both are views of one memory, as a journal hands out."""
+    if len(ids) < len(start):
+        return False
+    return _same_memory(ids, start) or np.array_equal(ids[: len(start)], start)
+
+
+def _same_memory(a: IntArray, b: IntArray) -> bool:
+    """Say whether two arrays begin at one address and are laid out alike."""
+    there, here = a.__array_interface__, b.__array_interface__
+    laid_out = all(there[key] == here[key] for key in ("typestr", "strides"))
+    return laid_out and bool(there["data"][0] == here["data"][0])
 
 
 def _common_prefix(a: IntArray, b: IntArray) -> int:

@@ -25,6 +25,11 @@ def snapshot(built):
     ], built.report
 
 
+def rows_of(trace, count):
+    arrays = (trace.token_ids, trace.loss_mask, trace.logprobs, trace.weight_versions)
+    return [array[:count].tolist() for array in arrays]
+
+
 @given(sessions(), st.sampled_from(BUILDERS), policies)
 def test_kept_and_dropped_make_up_what_was_sampled(calls, builder, policy):
     report = build(calls, builder=builder, policy=policy).report
@@ -138,6 +143,23 @@ def test_a_trace_that_is_too_long_keeps_its_exact_causal_prefix():
     (shorter,) = build(calls, policy=BuildPolicy(max_trace_tokens=6)).traces
     assert shorter.token_ids.tolist() == [1, 2, 5, 6]
     assert shorter.call_ids == ("c0",)
+
+
+@given(sessions(), st.sampled_from(BUILDERS), st.integers(1, 16))
+def test_a_limit_leaves_of_every_trace_its_causal_prefix_up_to_the_last_trained_token(
+    calls, builder, limit
+):
+    whole = build(calls, builder=builder, policy=BuildPolicy(end_of_turn_id=1)).traces
+    policy = BuildPolicy(end_of_turn_id=1, max_trace_tokens=limit)
+    expected = []
+    for trace in whole:
+        trained = np.flatnonzero(trace.loss_mask[:limit])
+        if len(trace.token_ids) <= limit:
+            expected.append(rows_of(trace, len(trace.token_ids)))
+        elif len(trained):
+            expected.append(rows_of(trace, trained[-1] + 1))
+    found = build(calls, builder=builder, policy=policy).traces
+    assert [rows_of(trace, len(trace.token_ids)) for trace in found] == expected
 
 
 def test_forks_are_counted_by_reason():

@@ -1,3 +1,5 @@
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -18,6 +20,13 @@ def layout(tree):
         (segment.parent, segment.token_ids.tolist(), segment.call_id, segment.offset)
         for segment in map(tree.segment, range(len(tree)))
     ]
+
+
+def of_session(call, number):
+    parent = None if call.parent_id is None else f"{number}-{call.parent_id}"
+    return dataclasses.replace(
+        call, session_id=f"s{number}", id=f"{number}-{call.id}", parent_id=parent
+    )
 
 
 @given(sessions())
@@ -86,6 +95,28 @@ def test_a_rewritten_reply_forks_at_the_first_differing_token():
     assert tree.path("c1")[1] == tree.path("c0")[1]
 
 
+@given(sessions())
+def test_prompts_that_lie_in_one_memory_make_the_same_tree(calls):
+    """As a journal hands them out, and as no comparison of their tokens needs to read them."""
+    longest = max((call.prompt_ids for call in calls), key=len).copy()
+
+    def shared(call):
+        size = len(call.prompt_ids)
+        same = np.array_equal(longest[:size], call.prompt_ids)
+        return dataclasses.replace(call, prompt_ids=longest[:size]) if same else call
+
+    assert layout(TokenTree(map(shared, calls))) == layout(TokenTree(calls))
+
+
+def test_prompts_of_one_address_and_other_strides_are_compared():
+    memory = np.array([1, 2, 5, 3, 7, 7], np.int32)
+    every_other = dataclasses.replace(make_call(0, [1, 5, 7], [3]), prompt_ids=memory[::2])
+    all_of_them = make_call(1, [1, 2, 5, 3, 7], [9], parent=0)
+    all_of_them = dataclasses.replace(all_of_them, prompt_ids=memory[:5])
+    tree = TokenTree([every_other, all_of_them])
+    assert path_tokens(tree, "c1") == [1, 2, 5, 3, 7, 9]
+
+
 def test_a_linear_session_costs_its_final_length():
     calls, context = [], [1, 2, 3]
     for index in range(50):
@@ -110,6 +141,17 @@ def test_merging_trees_is_idempotent_and_gives_the_tree_of_all_calls(calls, cut)
     assert layout(TokenTree.merged(parts)) == layout(whole)
     assert layout(TokenTree.merged([*parts[::-1], whole])) == layout(whole)
     assert layout(TokenTree.merged([whole])) == layout(TokenTree.merged([whole, whole]))
+
+
+@given(st.lists(sessions(max_calls=4), min_size=1, max_size=4))
+def test_a_tree_of_a_group_has_the_calls_of_every_session_as_they_were(group):
+    group = [[of_session(call, number) for call in calls] for number, calls in enumerate(group)]
+    trees = [TokenTree(calls) for calls in group]
+    merged = TokenTree.merged(trees)
+    for call in (call for calls in group for call in calls):
+        assert path_tokens(merged, call.id) == [*call.prompt_ids, *call.sampled_ids]
+    assert max(tree.size for tree in trees) <= merged.size <= sum(tree.size for tree in trees)
+    assert layout(TokenTree.merged(trees[::-1])) == layout(merged)
 
 
 def test_the_prompt_of_a_task_is_stored_once_for_all_its_sessions():
