@@ -147,7 +147,17 @@ def _harness(name: str, cache: Path) -> Finding | None:
         installation = harness.find()
     except PolarError as error:
         return Finding(f"harness {name}", "warn", error.what, error.fix)
-    return Finding(f"harness {name}", "ok", f"{installation.version} ({installation.executable})")
+    found = f"{installation.version} ({installation.executable})"
+    known = installation.known_version
+    if known is None or installation.version == known:
+        return Finding(f"harness {name}", "ok", found)
+    return Finding(
+        f"harness {name}",
+        "warn",
+        f"{found}; the preset is known to work with {known}",
+        f"Try it with `polar doctor --harness {name}`, or have {known} of its own: "
+        f"`polar install {name}`.",
+    )
 
 
 def _model(name: str, cache: Path) -> Finding:

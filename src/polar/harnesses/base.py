@@ -21,6 +21,8 @@ class Installation:
     version: str
     read_only: tuple[Path, ...]
     """Folders that a sandbox must show."""
+    known_version: str | None = None
+    """Version that the preset is known to work with; absent: any."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -171,9 +171,13 @@ class MiniSweAgent:
         version = _version(script)
         python = interpreter_of(script)
         if python is None:
-            return Installation(script, version, (script.resolve().parent.parent,)), None
+            return self._installation(script, version, (script.resolve().parent.parent,)), None
         preload = Preload(python, _MODULES, "minisweagent.run.mini:app", _STATIC_ENV)
-        return Installation(script, version, python_folders(python)), preload
+        return self._installation(script, version, python_folders(python)), preload
+
+    @staticmethod
+    def _installation(script: Path, version: str, shown: tuple[Path, ...]) -> Installation:
+        return Installation(script, version, shown, known_version=VERSION)
 
     def _script(self) -> Path:
         if self._settings.executable is not None:

@@ -84,7 +84,7 @@ class NpmProgram:
         if node is not None:
             real = node.resolve()
             folders.append(real.parent.parent if real.parent.name == "bin" else real.parent)
-        return Installation(program, version=_version(package), read_only=tuple(folders))
+        return Installation(program, _version(package), tuple(folders), known_version=self.version)
 
     def find_node(self, chosen: Path | None, cache: Path) -> Path:
         """Find Node: the setting, the one installed with the program, then PATH.

@@ -1,4 +1,3 @@
-
 """`polar doctor`: each finding says what to do, and the exit code says whether Polar works."""
 
 import asyncio
@@ -13,6 +12,7 @@ from polar.cli.engine_log import check_engine_log, engine_log
 from polar.cli.findings import check_machine
 from polar.cli.run_folder import RunFolder
 from polar.engines.servers.events import log_event
+from polar.harnesses.gemini_cli import VERSION
 from polar.models.manifest import write_manifest
 
 
@@ -153,3 +153,23 @@ def test_a_run_that_lost_no_server_says_so(tmp_path):
 
     (found,) = check_engine_log(tmp_path / "engine.log")
     assert (found.state, found.found) == ("ok", "none was lost in this run")
+
+
+def test_a_harness_of_another_version_than_the_known_one_is_told(doctor, tmp_path, monkeypatch):
+    package = tmp_path / "lib" / "node_modules" / "@google" / "gemini-cli"
+    package.mkdir(parents=True)
+    (package / "package.json").write_text(json.dumps({"version": "0.0.1"}))
+    (package / "gemini.js").write_text("")
+    (package / "gemini.js").chmod(0o755)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "gemini").symlink_to(package / "gemini.js")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+
+    code, told = doctor("--json", cache=str(tmp_path / "cache"))
+
+    (found,) = (each for each in json.loads(told) if each["subject"] == "harness gemini_cli")
+    assert code == 0
+    assert found["state"] == "warn"
+    assert found["found"].startswith("0.0.1 ")
+    assert f"known to work with {VERSION}" in found["found"]
+    assert "polar install gemini_cli" in found["fix"]
