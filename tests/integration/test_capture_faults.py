@@ -165,7 +165,7 @@ async def test_a_closed_session_leaves_nothing_in_memory(tmp_path, form):
         (opened,) = (
             weakref.ref(found)
             for found in gc.get_objects()
-            if isinstance(found, OpenSession) and found.session is session
+            if type(found) is OpenSession and found.session is session
         )
         await setup.gateway.close(session.id)
         await http.get("/v1/models")

@@ -186,7 +186,7 @@ async def test_connections_ask_whether_the_other_side_is_still_there(tmp_path):
         address = writer.get_extra_info("sockname")
 
         def served() -> list[LimitedProtocol]:
-            protocols = [found for found in gc.get_objects() if isinstance(found, LimitedProtocol)]
+            protocols = [found for found in gc.get_objects() if type(found) is LimitedProtocol]
             return [found for found in protocols if found.client == address]
 
         await until(served)

@@ -76,23 +76,27 @@ def reinforce_pp(groups: Sequence[Rewards]) -> list[Rewards]:
 
     Source: REINFORCE++ (arXiv 2501.03262) §3.
     """
-    return _over_step(groups)
+    together = np.concatenate([np.zeros(0), *groups])
+    mean = together.mean() if together.size else 0.0
+    return _over_deviation([rewards - mean for rewards in groups], together)
 
 
 def reinforce_pp_baseline(groups: Sequence[Rewards]) -> list[Rewards]:
     """Subtract the group's mean, then normalise over all sessions of the step.
 
+    The mean over the step is 0 by then. It is not subtracted, for rounding would give groups whose
+    rewards are all the same an advantage, and a part in the normaliser.
+
     Source: REINFORCE++ (arXiv 2501.03262) §3, the variant with a baseline.
     """
-    return _over_step([_centred(rewards) for rewards in groups])
+    centred = [_centred(rewards) for rewards in groups]
+    return _over_deviation(centred, np.concatenate([np.zeros(0), *centred]))
 
 
-def _over_step(groups: Sequence[Rewards]) -> list[Rewards]:
-    together = np.concatenate([np.zeros(0), *groups])
+def _over_deviation(groups: Sequence[Rewards], together: Rewards) -> list[Rewards]:
     if not _differ(together):
         return [np.zeros_like(rewards) for rewards in groups]
-    spread = float(together.std(ddof=1)) + STD_EPS
-    return [(rewards - together.mean()) / spread for rewards in groups]
+    return [rewards / (float(together.std(ddof=1)) + STD_EPS) for rewards in groups]
 
 
 def _centred(rewards: Rewards) -> Rewards:

@@ -147,3 +147,14 @@ def overlong(sampled: int, **settings) -> float:
 def test_the_reward_falls_over_the_buffer_before_the_length_limit(sampled, expected):
     found = overlong(sampled, max_tokens=100, buffer_tokens=20, penalty=0.5)
     assert found == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "dr_grpo", "rloo", "reinforce_pp_baseline"])
+@given(passes=st.lists(st.integers(0, 7), min_size=1, max_size=6))
+def test_a_group_whose_rewards_do_not_differ_has_no_advantage_at_all_whatever_is_beside_it(
+    algorithm, passes
+):
+    others = [np.array([1.0] * n + [0.0] * (7 - n)) for n in passes]
+    *_, all_passed, all_failed = advantages([*others, np.ones(7), np.zeros(7)], algorithm)
+    assert not all_passed.any()
+    assert not all_failed.any()
