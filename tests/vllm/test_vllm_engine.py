@@ -7,8 +7,8 @@ from pathlib import Path
 import httpx
 import pytest
 import torch
+from engine_servers import MODEL_ENV, URL_ENV, needed
 from transformers import AutoModelForCausalLM
-from vllm_server import MODEL_ENV, URL_ENV, needed
 
 from polar.engines import SampleRequest
 from polar.engines import load as load_engine

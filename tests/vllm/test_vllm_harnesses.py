@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from vllm_server import LONG_MODEL_ENV, LONG_URL_ENV, MODEL_ENV, URL_ENV, needed
+from engine_servers import LONG_MODEL_ENV, LONG_URL_ENV, MODEL_ENV, URL_ENV, needed
 
 from polar.cli.harness_check import play
 from polar.cli.install import install_harness

@@ -142,6 +142,8 @@ async def compose(
         await stack.enter_async_context(engine_log(folder.engine_log))
         taped = TapedEngine(engine, folder.tape)
         stack.push_async_callback(taped.aclose)
+        if training:
+            await _check_updates(taped, config.engine.name)
         journal = await stack.enter_async_context(
             SqliteJournal.open(folder.journal, settings=config.journal)
         )
@@ -206,6 +208,21 @@ def _engine_and_trainer(
     trainer = Trainer(model, config.train) if training else None
     engine = make(model, config.engine.settings) if embedded else make(config.engine.settings)
     return engine, trainer
+
+
+async def _check_updates(engine: Engine, name: str) -> None:
+    """See before anything is run that the engine can be given what is learned.
+
+    Raises:
+        ConfigError: It takes no new weights.
+    """
+    found = await engine.probe()
+    if not found.weight_updates:
+        raise ConfigError(
+            f"the engine {name} cannot take new weights ({found.detail})",
+            where="engine.name",
+            fix="Train with an engine that can; `polar rollout` works with this one.",
+        )
 
 
 def _runtime(config: RunConfig, say: Callable[[str], None]) -> Runtime:

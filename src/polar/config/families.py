@@ -9,7 +9,7 @@ from typing import Any, Protocol, Union, get_args, get_origin, get_type_hints
 from pydantic import BaseModel, ConfigDict
 
 from polar import engines, harnesses, runtimes
-from polar.engines.settings import EmbeddedSettings, VllmSettings
+from polar.engines.settings import EmbeddedSettings, LlamaCppSettings, VllmSettings
 from polar.harnesses.settings import (
     ClaudeCodeSettings,
     CodexSettings,
@@ -42,7 +42,12 @@ class _Family(Protocol):
 _FAMILIES: Mapping[str, _Family] = {"engine": engines, "harness": harnesses, "runtime": runtimes}
 
 _OWN: Mapping[str, Mapping[str, type[BaseModel]]] = {
-    "engine": {"embedded": EmbeddedSettings, "vllm": VllmSettings, "scripted": NoSettings},
+    "engine": {
+        "embedded": EmbeddedSettings,
+        "llamacpp": LlamaCppSettings,
+        "vllm": VllmSettings,
+        "scripted": NoSettings,
+    },
     "harness": {
         "claude_code": ClaudeCodeSettings,
         "codex": CodexSettings,

@@ -26,6 +26,7 @@ __all__ = [
 _GROUP = "polar.engines"
 _TABLE = {
     "embedded": "polar.engines.embedded:EmbeddedEngine",
+    "llamacpp": "polar.engines.llamacpp:LlamaCppEngine",
     "scripted": "polar.engines.scripted:ScriptedEngine",
     "vllm": "polar.engines.vllm:VllmEngine",
 }

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-__all__ = ["EmbeddedSettings", "ServerSettings", "VllmSettings"]
+__all__ = ["EmbeddedSettings", "LlamaCppSettings", "ServerSettings", "VllmSettings"]
 
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0.0)]
@@ -71,3 +71,12 @@ class VllmSettings(ServerSettings):
 
     urls: Annotated[tuple[str, ...], Field(min_length=1)] = ("http://127.0.0.1:8000",)
     """Addresses of the servers; a session stays at one of them while it serves."""
+
+
+class LlamaCppSettings(ServerSettings):
+    """A llama.cpp server, or several that serve the same model."""
+
+    urls: Annotated[tuple[str, ...], Field(min_length=1)] = ("http://127.0.0.1:8080",)
+    """Addresses of the servers; a session stays at one of them while it serves."""
+    chunk_tokens: Count = 16
+    """Most tokens sampled in one request; the first ones are fewer, so that a reply begins soon."""

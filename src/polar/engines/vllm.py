@@ -17,11 +17,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from polar.engines.base import Capabilities, Chunk, SampleRequest
-from polar.engines.servers import Connection, ReplicatedEngine, ServerKind
+from polar.engines.servers import Connection, ReplicatedEngine, ServerKind, check_request
 from polar.engines.settings import VllmSettings
 from polar.engines.vllm_probe import Found, probe_server
 from polar.engines.vllm_wire import Event, Span, generate_body, read_event, spread, weight_label
-from polar.errors import ContextOverflow, EngineError, EngineRefused, ServerLost, StaleWeights
+from polar.errors import EngineError, EngineRefused, ServerLost, StaleWeights
 from polar.types import Sampling
 
 __all__ = ["VllmEngine", "VllmServer"]
@@ -254,14 +254,8 @@ def _certain(chunk: Chunk, sampling: Sampling) -> Chunk:
 
 
 def _check(request: SampleRequest, found: Found) -> None:
-    prompt_tokens = len(request.prompt_ids)
-    if prompt_tokens == 0:
-        raise EngineError("the prompt is empty")
-    if prompt_tokens >= found.max_context:
-        raise ContextOverflow(prompt_tokens=prompt_tokens, max_context=found.max_context)
+    check_request(request, found.max_context)
     sampling = request.sampling
-    if sampling.max_tokens is not None and sampling.max_tokens < 1:
-        raise EngineError(f"max_tokens is {sampling.max_tokens}", fix="Ask for one token or more.")
     plain = sampling.temperature == 1.0 and sampling.top_p == 1.0 and sampling.top_k is None
     if not (plain or found.processed or sampling.temperature == 0.0):
         raise EngineRefused(

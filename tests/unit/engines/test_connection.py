@@ -129,6 +129,82 @@ async def test_closing_tells_readers_that_the_engine_was_closed():
             await connection.get("/")
 
 
+@asynccontextmanager
+async def asking_a_frozen_server():
+    """Ask for a stream and for a whole answer where not even the answer's head ever comes."""
+    arrived = asyncio.Queue()
+
+    async def answer(request):
+        await arrived.put(request)
+        await asyncio.sleep(30)
+
+    async with connected(answer) as connection:
+        asking = (
+            asyncio.ensure_future(all_lines(connection)),
+            asyncio.ensure_future(connection.sampled("/", {})),
+        )
+        async with asyncio.timeout(5):
+            for _ in asking:
+                await arrived.get()
+        yield connection, asking
+
+
+async def errors_of(asking):
+    async with asyncio.timeout(5):
+        return await asyncio.gather(*asking, return_exceptions=True)
+
+
+async def test_dropping_streams_gives_up_requests_whose_answer_has_not_begun():
+    async with asking_a_frozen_server() as (connection, asking):
+        await connection.drop_streams()
+        assert [type(error) for error in await errors_of(asking)] == [ServerLost, ServerLost]
+
+
+async def test_closing_gives_up_requests_whose_answer_has_not_begun():
+    async with asking_a_frozen_server() as (connection, asking):
+        await connection.aclose()
+        errors = await errors_of(asking)
+    assert [type(error) for error in errors] == [EngineError, EngineError]
+    assert all("the engine was closed" in str(error) for error in errors)
+
+
+async def test_a_cancelled_caller_is_cancelled_before_its_answer_has_begun():
+    async with asking_a_frozen_server() as (_, asking):
+        for task in asking:
+            task.cancel()
+        async with asyncio.timeout(5):
+            await asyncio.wait(asking)
+        assert [task.cancelled() for task in asking] == [True, True]
+
+
+async def test_dropping_streams_as_an_answer_begins_gives_it_up():
+    async def answer(request):
+        response = await stream_of(request)
+        await asyncio.sleep(30)
+        return response
+
+    async with connected(answer) as connection:
+        asking = asyncio.ensure_future(all_lines(connection))
+        async with asyncio.timeout(5):
+            while not connection._streams:  # noqa: ASYNC110 - no event tells of the answer's head
+                await asyncio.sleep(0)
+        await connection.drop_streams()
+        assert [type(error) for error in await errors_of([asking])] == [ServerLost]
+
+
+async def test_a_whole_answer_is_read_and_its_connection_used_again():
+    peers = set()
+
+    async def answer(request):
+        peers.add(request.transport.get_extra_info("peername"))
+        return web.json_response(await request.json())
+
+    async with connected(answer) as connection:
+        for n in range(3):
+            assert await connection.sampled("/", {"n": n}) == {"n": n}
+    assert len(peers) == 1
+
+
 async def test_a_line_may_hold_a_whole_long_reply():
     line = b"x" * 3_000_000 + b"\n"
 

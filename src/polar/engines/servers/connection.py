@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
@@ -52,6 +53,7 @@ class Connection:
     kind: ServerKind
     _session: aiohttp.ClientSession | None = field(init=False, default=None)
     _streams: set[aiohttp.ClientResponse] = field(init=False, default_factory=set)
+    _opening: set[asyncio.Task[aiohttp.ClientResponse]] = field(init=False, default_factory=set)
     _closed: bool = field(init=False, default=False)
 
     @property
@@ -103,23 +105,30 @@ class Connection:
             return response.ok
 
     async def lines(self, path: str, body: Mapping[str, object]) -> AsyncGenerator[bytes]:
-        """Post a body and stream the answer's lines; closing the iterator hangs up.
+        """Post a request to sample and stream the answer's lines; closing hangs up.
 
         Raises:
             ServerLost: The server cannot be reached, or broke off.
             EngineError: It refuses.
         """
-        async with self._request("POST", path, body) as response:
-            self._streams.add(response)
-            try:
-                await self._raise_for_status(response)
-                async for line in response.content:
-                    yield line
-            finally:
-                self._streams.discard(response)
+        async with self._sampling(path, body) as response:
+            async for line in response.content:
+                yield line
+
+    async def sampled(self, path: str, body: Mapping[str, object]) -> dict[str, Any]:
+        """Post a request to sample and wait for its end; being cancelled hangs up.
+
+        Raises:
+            ServerLost: The server cannot be reached, or broke off.
+            EngineError: It refuses.
+        """
+        async with self._sampling(path, body) as response:
+            return self._object(path, await response.read())
 
     async def drop_streams(self) -> None:
-        """Hang up on all running requests; their readers get `ServerLost`."""
+        """Hang up on all requests to sample; their readers get `ServerLost`."""
+        for opening in tuple(self._opening):
+            opening.cancel()
         for response in tuple(self._streams):
             response.close()
 
@@ -143,6 +152,46 @@ class Connection:
             return await response.read()
 
     @asynccontextmanager
+    async def _sampling(
+        self, path: str, body: Mapping[str, object]
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Post a request that `drop_streams` ends, wherever it is."""
+        with self._losses_told():
+            async with await self._droppable(path, body) as response:
+                try:
+                    await self._raise_for_status(response)
+                    yield response
+                finally:
+                    self._streams.discard(response)
+
+    async def _droppable(self, path: str, body: Mapping[str, object]) -> aiohttp.ClientResponse:
+        """Send in a task of its own: it can be given up before the server has said anything."""
+        opening = asyncio.create_task(self._send_sampling(path, body))
+        self._opening.add(opening)
+        try:
+            await asyncio.wait([opening])
+        except asyncio.CancelledError:
+            opening.cancel()
+            opening.add_done_callback(self._hang_up)
+            raise
+        finally:
+            self._opening.discard(opening)
+        if opening.cancelled():
+            raise aiohttp.ClientConnectionError("the request was given up")
+        return opening.result()
+
+    async def _send_sampling(self, path: str, body: Mapping[str, object]) -> aiohttp.ClientResponse:
+        response = await self._send("POST", path, body)
+        self._streams.add(response)
+        return response
+
+    def _hang_up(self, opening: asyncio.Task[aiohttp.ClientResponse]) -> None:
+        """Close an answer that came when nobody waited any more."""
+        if not opening.cancelled() and opening.exception() is None:
+            self._streams.discard(opening.result())
+            opening.result().close()
+
+    @asynccontextmanager
     async def _request(
         self,
         method: str,
@@ -152,16 +201,32 @@ class Connection:
         timeout_s: float | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Send a request; leaving before the answer's end hangs up."""
+        with self._losses_told():
+            async with await self._send(method, path, body, timeout_s=timeout_s) as response:
+                yield response
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, object] | None = None,
+        *,
+        timeout_s: float | None = None,
+    ) -> aiohttp.ClientResponse:
+        """Send a request and wait for the head of its answer."""
         data = None if body is None else orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
         silence_s = self.settings.token_timeout_s if timeout_s is None else timeout_s
         timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=self.settings.connect_timeout_s, sock_read=silence_s
         )
+        url = f"{self.address.rstrip('/')}{path}"
+        return await self._opened().request(method, url, data=data, timeout=timeout)
+
+    @contextmanager
+    def _losses_told(self) -> Iterator[None]:
+        """Turn what a connection fails with into an error that names the server."""
         try:
-            async with self._opened().request(
-                method, f"{self.address.rstrip('/')}{path}", data=data, timeout=timeout
-            ) as response:
-                yield response
+            yield
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise self._lost(error) from error
 

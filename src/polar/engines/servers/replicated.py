@@ -104,6 +104,12 @@ class ReplicatedEngine:
                 where=self._where(),
                 fix="Give it a folder of weights.",
             )
+        if not (await self._started()).weight_updates:
+            raise EngineError(
+                "the engine cannot take new weights",
+                where=self._where(),
+                fix="Train with an engine that can: see docs/engines.md.",
+            )
         if not await asyncio.to_thread(lambda: any(path.glob("*.safetensors"))):
             raise ModelMissing("the folder holds no safetensors file", where=str(path))
         self._health.expect(version, path)

@@ -9,9 +9,10 @@ from typing import Literal
 
 from polar.engines.base import SampleRequest
 from polar.engines.servers.member import Member
+from polar.errors import ContextOverflow, EngineError
 from polar.types import Sampling
 
-__all__ = ["choose", "ended", "rest_of"]
+__all__ = ["check_request", "choose", "ended", "rest_of"]
 
 
 def choose(affinity: str, able: Sequence[Member]) -> Member:
@@ -58,6 +59,23 @@ def ended(
     room = max_context - len(request.prompt_ids)
     limit = room if sampling.max_tokens is None else min(room, sampling.max_tokens)
     return "length" if len(given) >= limit else None
+
+
+def check_request(request: SampleRequest, max_context: int) -> None:
+    """See that a request can be asked at all.
+
+    Raises:
+        ContextOverflow: The prompt leaves no room for one token.
+        EngineError: The prompt is empty, or no token is asked for.
+    """
+    prompt_tokens = len(request.prompt_ids)
+    if prompt_tokens == 0:
+        raise EngineError("the prompt is empty")
+    if prompt_tokens >= max_context:
+        raise ContextOverflow(prompt_tokens=prompt_tokens, max_context=max_context)
+    limit = request.sampling.max_tokens
+    if limit is not None and limit < 1:
+        raise EngineError(f"max_tokens is {limit}", fix="Ask for one token or more.")
 
 
 def _draw(*names: str) -> int:
