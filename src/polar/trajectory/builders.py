@@ -29,6 +29,10 @@ class BuildPolicy:
     """Kinds of calls that train; others are dropped with the reason `kind_<kind>`."""
     drop_abandoned: bool = True
     """Whether calls whose client left are dropped with the reason `abandoned`."""
+    drop_broken: bool = True
+    """Whether calls that the engine broke off are dropped with the reason `error`: it may have
+    lost its weights, and then what it had sampled is on record under a version that it is not of.
+    """
     max_trace_tokens: int | None = None
     """Longest trace; what lies beyond is dropped with the reason `too_long`."""
     end_of_turn_id: int | None = None
@@ -60,7 +64,8 @@ def build(
             them as context. `per_request` makes one trace a call. `canonical` joins calls of
             engines that render every history anew, and counts where the context of a call is
             then not the prompt that the engine saw.
-        policy: What to drop; the default keeps main and sub-agent calls that were not abandoned.
+        policy: What to drop; the default keeps main and sub-agent calls that came to
+            their end.
 
     Raises:
         FidelityError: A call's arrays do not fit each other, a logprob is not finite, or the
@@ -95,6 +100,8 @@ def drop_reason(call: Call, policy: BuildPolicy) -> str | None:
         return f"kind_{call.kind}"
     if policy.drop_abandoned and call.finish_reason == "abandoned":
         return "abandoned"
+    if policy.drop_broken and call.finish_reason == "error":
+        return "error"
     return None
 
 

@@ -232,8 +232,8 @@ def _reason(call: Call, trained: dict[CallId, int], built: Built) -> str:
     if call.id not in trained:
         if f"kind_{call.kind}" in dropped:
             return f"kind_{call.kind}"
-        if call.finish_reason == "abandoned" and "abandoned" in dropped:
-            return "abandoned"
+        if call.finish_reason in ("abandoned", "error") and call.finish_reason in dropped:
+            return call.finish_reason
     if "too_long" in dropped:
         return "too_long"
     raise _broken("a sampled token is missing", call, trained.get(call.id, 0))

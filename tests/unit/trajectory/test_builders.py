@@ -13,6 +13,7 @@ policies = st.builds(
     BuildPolicy,
     kinds=st.frozensets(st.sampled_from(["main", "subagent", "auxiliary", "foreign"])),
     drop_abandoned=st.booleans(),
+    drop_broken=st.booleans(),
     max_trace_tokens=st.none() | st.integers(1, 12),
     end_of_turn_id=st.none() | st.integers(0, 3),
 )
@@ -112,6 +113,21 @@ def test_a_retry_and_what_follows_it_are_both_kept():
     (trace,) = built.traces
     assert trace.call_ids == ("c1", "c2")
     assert dict(built.report.dropped) == {"abandoned": 1}
+
+
+@pytest.mark.parametrize("builder", BUILDERS)
+def test_what_the_engine_broke_off_is_not_trained_whatever_version_it_is_recorded_under(builder):
+    calls = [
+        make_call(0, [1], [5, 6], finish_reason="error"),
+        make_call(1, [1], [5]),
+    ]
+    built = build(calls, builder=builder)
+    assert [trace.call_ids for trace in built.traces] == [("c1",)]
+    assert dict(built.report.dropped) == {"error": 2}
+    assert check(calls, built).kept == 1
+
+    kept = build(calls, builder=builder, policy=BuildPolicy(drop_broken=False)).report
+    assert (kept.kept, dict(kept.dropped)) == (3, {})
 
 
 def test_a_shared_ancestor_is_trained_by_the_first_leaf_only():

@@ -1,4 +1,4 @@
-"""Random sessions: chains, forks anywhere, retries, siblings, abandoned and auxiliary calls."""
+"""Random sessions: chains, forks anywhere, retries, siblings, unfinished and auxiliary calls."""
 
 import numpy as np
 from hypothesis import strategies as st
@@ -60,7 +60,8 @@ def sessions(draw, max_calls=7, abandoned=True, kinds=KINDS):
             parent = None
         elif hint == "wrong" and calls:
             parent = draw(st.sampled_from(calls)).index
-        finish = draw(st.sampled_from(["stop", "length", "abandoned"])) if abandoned else "stop"
+        endings = ["stop", "length", "abandoned", "error"] if abandoned else ["stop"]
+        finish = draw(st.sampled_from(endings))
         calls.append(
             make_call(
                 index,
