@@ -34,9 +34,10 @@ strict: an unknown key, a missing one or a wrong type is an error that names the
 what to write, all of them at once. The run folder keeps the resolved document, every default spelt
 out, as `config.yaml`.
 
-Two environment variables are read, no others: `POLAR_CACHE` (folder of converted models and
-installed harnesses, `~/.cache/polar`) and `POLAR_DEBUG` (`1` shows the stack trace of an error, as
-`--debug` does).
+These environment variables are read, no others: `POLAR_CACHE` (folder of converted models and
+installed harnesses, `~/.cache/polar`), `POLAR_DATA` (folder of the sessions that `polar run` keeps;
+else `polar` in `XDG_DATA_HOME`, which is `~/.local/share` where it is not set) and `POLAR_DEBUG`
+(`1` shows the stack trace of an error, as `--debug` does).
 
 """
 

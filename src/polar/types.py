@@ -19,6 +19,7 @@ __all__ = [
     "Chat",
     "Completed",
     "Delta",
+    "Ended",
     "EvaluatorSpec",
     "Failed",
     "FinishReason",
@@ -343,7 +344,14 @@ class Cancelled:
     reason: str
 
 
-Outcome = Completed | Failed | TimedOut | Cancelled
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The harness ended, and nobody graded its work."""
+
+    exit_code: int
+
+
+Outcome = Completed | Failed | TimedOut | Cancelled | Ended
 
 
 @dataclass(frozen=True, slots=True)

@@ -219,13 +219,15 @@ def test_every_implementation_has_settings(section, family):
 
 
 def test_the_environment_has_defaults():
-    assert environment({}) == Environment(Path("~/.cache/polar").expanduser(), debug=False)
+    cache, data = Path("~/.cache/polar"), Path("~/.local/share/polar")
+
+    assert environment({}) == Environment(cache.expanduser(), data.expanduser(), debug=False)
 
 
 def test_the_environment_is_read_where_it_is_set():
-    found = environment({"POLAR_CACHE": "/somewhere", "POLAR_DEBUG": "1"})
+    found = environment({"POLAR_CACHE": "/a", "XDG_DATA_HOME": "/b", "POLAR_DEBUG": "1"})
 
-    assert found == Environment(Path("/somewhere"), debug=True)
+    assert found == Environment(Path("/a"), Path("/b/polar"), debug=True)
 
 
 def test_the_reference_tells_type_default_and_meaning():

@@ -52,6 +52,7 @@ COMMANDS: dict[str, Command] = {
     "rollout": Command(
         "polar.cli.rollout:rollout", "Run tasks through a harness and keep the trajectories."
     ),
+    "run": Command("polar.cli.run:run", "Run a harness in this folder, and keep the session."),
     "sft": Command("polar.cli.sft:sft", "Train a model on the good ones of recorded sessions."),
     "show": Command("polar.cli.show:show", "Look at a session, token by token."),
     "verify": Command("polar.cli.verify:verify", "Check every token of a run."),

@@ -28,7 +28,7 @@ from polar.types import Group, Message, Task
 if TYPE_CHECKING:
     from polar.train import Trainer
 
-__all__ = ["EngineSync", "Parts", "compose"]
+__all__ = ["EngineSync", "Parts", "compose", "make_engine"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +192,11 @@ async def compose(
             trainer=trainer,
             expert=expert,
         )
+
+
+def make_engine(config: RunConfig, model_dir: Path) -> Engine:
+    """Make what samples, for a run that trains nothing."""
+    return _engine_and_trainer(config, model_dir, False)[0]
 
 
 def _engine_and_trainer(

@@ -32,7 +32,7 @@ from polar.trajectory import (
 )
 from polar.types import Call, Limits, Message, Session, SessionId, TaskId
 
-__all__ = ["PlayedSession", "check_harness", "checked", "play"]
+__all__ = ["PlayedSession", "check_harness", "checked", "play", "scripted_model"]
 
 _COMMANDS = ("echo hello > hello.txt", "cat hello.txt")
 _INSTRUCTION = "Create a file hello.txt that contains the word hello. Then show it."
@@ -86,7 +86,7 @@ async def play(
         PolarError: A part cannot be started.
     """
     if model is None:
-        model = await asyncio.to_thread(_scripted, harness)
+        model = await asyncio.to_thread(scripted_model, harness)
     sampler, renderer = model
     engine = TapedEngine(sampler, folder / "tape")
     work = folder / "work"
@@ -119,6 +119,16 @@ def checked(name: str, settings: BaseModel) -> Harness:
     if "context_window" in type(settings).model_fields:
         settings = settings.model_copy(update={"context_window": _MAX_CONTEXT})
     return harnesses.load(name)(settings)
+
+
+def scripted_model(
+    harness: Harness, commands: Sequence[str] = _COMMANDS
+) -> tuple[Engine, Renderer]:
+    """Make a model that runs commands through a harness's own tool and ends."""
+    renderer = tiny_renderer()
+    return ScriptedEngine(
+        _Script(renderer, harness.expert_turns(commands)), max_context=_MAX_CONTEXT
+    ), renderer
 
 
 def check_harness(name: str, settings: BaseModel) -> Iterator[Finding]:
@@ -166,17 +176,12 @@ async def _run(
         return await sandbox.run(launch.process, timeout_s=run_s)
 
 
-def _scripted(harness: Harness) -> tuple[Engine, Renderer]:
-    renderer = tiny_renderer()
-    return ScriptedEngine(_Script(renderer, harness), max_context=_MAX_CONTEXT), renderer
-
-
 class _Script:
     """Replies with the harness's expert turns; to side calls, with words."""
 
-    def __init__(self, renderer: Renderer, harness: Harness) -> None:
+    def __init__(self, renderer: Renderer, turns: Sequence[Message]) -> None:
         self._renderer = renderer
-        self._turns = harness.expert_turns(_COMMANDS)
+        self._turns = turns
 
     def __call__(self, prompt_ids: Sequence[int]) -> Sequence[int]:
         """Give the reply to a prompt: which turn it is follows from the prompt alone."""

@@ -50,6 +50,11 @@ class RunFolder:
         """What happened to the engine's servers; absent where nothing did."""
         return self.path / "engine.log"
 
+    @property
+    def home(self) -> Path:
+        """The private home of a harness that ran in the user's own folder."""
+        return self.path / "home"
+
     def tables(self) -> tuple[Path, ...]:
         """List the Parquet files of trajectories."""
         return tuple(sorted((self.path / "trajectories").glob("*.parquet")))
@@ -67,17 +72,25 @@ class RunFolder:
         return parse_config(read_document(path), _Stored, where=str(path))
 
 
-def newest_run(root: Path = Path("runs")) -> RunFolder:
+def newest_run(root: Path = Path("runs"), *, data: Path | None = None) -> RunFolder:
     """Find the run folder whose journal was written last.
+
+    Args:
+        root: Where to look first.
+        data: Polar's data folder, whose `runs` are looked at where `root` has none.
 
     Raises:
         ConfigError: There is none.
     """
-    journals = sorted(root.glob("*/journal.sqlite"), key=lambda path: path.stat().st_mtime)
+    journals = _journals(root) or ([] if data is None else _journals(data / "runs"))
     if not journals:
         raise ConfigError(
             "there is no run folder here",
             where=str(root.absolute()),
-            fix="Name one with --run DIR, or make one with `polar demo`.",
+            fix="Name one with --run DIR, or make one with `polar demo` or `polar run`.",
         )
     return RunFolder(journals[-1].parent)
+
+
+def _journals(root: Path) -> list[Path]:
+    return sorted(root.glob("*/journal.sqlite"), key=lambda path: path.stat().st_mtime)

@@ -20,7 +20,7 @@ from polar.rendering import load_renderer
 from polar.store import SessionRecord, read_journal
 from polar.trajectory import BuildPolicy
 from polar.trajectory.builders import drop_reason
-from polar.types import Call, Cancelled, Completed, Failed, Grade, Outcome, TimedOut
+from polar.types import Call, Cancelled, Completed, Ended, Failed, Grade, Outcome, TimedOut
 
 if TYPE_CHECKING:
     from polar.rendering import Renderer
@@ -44,7 +44,7 @@ def show(
         str | None, typer.Argument(help="Id of a session, or the beginning of it.")
     ] = None,
     run: Annotated[
-        Path | None, typer.Option(help="Run folder; the newest in ./runs if left out.")
+        Path | None, typer.Option(help="Run folder; the newest in ./runs, else of `polar run`.")
     ] = None,
     attempt: Annotated[
         int | None, typer.Option(help="An earlier attempt of the session, from 0.")
@@ -64,7 +64,7 @@ def show(
 
         polar show train-0012 --run runs/demo --logprobs
     """
-    folder = RunFolder(run) if run is not None else newest_run()
+    folder = RunFolder(run) if run is not None else newest_run(data=environment().data)
     with read_journal(folder.journal) as journal:
         wanted = session or ""
         several = [each for each in journal.sessions() if each.session.id.startswith(wanted)]
@@ -211,13 +211,13 @@ def _grade(outcome: Outcome | None) -> Grade | None:
     match outcome:
         case Completed(grade=grade) | TimedOut(grade=grade):
             return grade
-        case Failed() | Cancelled() | None:
+        case Failed() | Cancelled() | Ended() | None:
             return None
         case _:
             assert_never(outcome)
 
 
-def _outcome(outcome: Outcome | None) -> Text:
+def _outcome(outcome: Outcome | None) -> Text:  # noqa: PLR0911 - one line an outcome
     match outcome:
         case None:
             return Text("no outcome yet")
@@ -227,6 +227,8 @@ def _outcome(outcome: Outcome | None) -> Text:
             return _graded(grade).append(f"  (timed out while {stage})")
         case TimedOut(stage=stage):
             return Text(f"timed out while {stage}, not graded", "warn")
+        case Ended(exit_code=exit_code):
+            return Text(f"ended and not graded  (the harness exited with {exit_code})")
         case Failed(stage=stage, error=error):
             return Text(f"failed while {stage}: {_plain(error)}", "fail")
         case Cancelled(reason=reason):

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from polar.cli.console import console, errors
 from polar.cli.run_folder import RunFolder, newest_run
+from polar.config import environment
 from polar.engines import read_tape
 from polar.errors import FidelityError
 from polar.rollout.settings import RolloutSettings
@@ -49,7 +50,7 @@ class Verification:
 
 def verify(
     run: Annotated[
-        Path | None, typer.Argument(help="Run folder; the newest in ./runs if left out.")
+        Path | None, typer.Argument(help="Run folder; the newest in ./runs, else of `polar run`.")
     ] = None,
 ) -> None:
     """Check every token of a run, from three records of it that were made apart.
@@ -65,7 +66,7 @@ def verify(
 
         polar verify runs/demo
     """
-    folder = RunFolder(run) if run is not None else newest_run()
+    folder = RunFolder(run) if run is not None else newest_run(data=environment().data)
     found = verify_run(folder)
     _print(folder, found)
     if found.violations:

@@ -109,8 +109,8 @@ def write_trajectories(run_dir: Path, phase: str, step: int, groups: tuple[Group
     from polar.trajectory import to_table
 
     folder = run_dir / "trajectories"
-    names = {"train": f"step-{step:05d}", "heldout": f"heldout-{step:05d}"}
-    name = names.get(phase, phase)
+    kinds = {"train": "step", "heldout": "heldout", "run": "run"}
+    name = f"{kinds[phase]}-{step:05d}" if phase in kinds else phase
     table = to_table(
         [trajectory for group in groups for trajectory in group.trajectories],
         phase=phase,

@@ -1,6 +1,7 @@
 """Configuration: composes the settings of all parts; the only reader of the environment."""
 
 from polar.config.environment import Environment, environment
+from polar.config.families import work_settings
 from polar.config.loading import load_config, parse_config, write_config
 from polar.config.run import (
     EngineSection,
@@ -22,5 +23,6 @@ __all__ = [
     "environment",
     "load_config",
     "parse_config",
+    "work_settings",
     "write_config",
 ]

@@ -18,6 +18,9 @@ class Environment:
 
     cache: Path
     """`POLAR_CACHE`: folder of converted models and installed harnesses; `~/.cache/polar`."""
+    data: Path
+    """`POLAR_DATA`: folder of the sessions that `polar run` keeps; else `polar` in
+    `XDG_DATA_HOME`, which is `~/.local/share` where it is not set."""
     debug: bool
     """`POLAR_DEBUG`: `1` shows the stack trace of an error, as `--debug` does."""
 
@@ -29,7 +32,10 @@ def environment(variables: Mapping[str, str] = os.environ) -> Environment:
         variables: Where to read; the process's own environment if left out.
     """
     cache = variables.get("POLAR_CACHE") or "~/.cache/polar"
+    share = variables.get("XDG_DATA_HOME") or "~/.local/share"
+    data = variables.get("POLAR_DATA") or f"{share}/polar"
     return Environment(
         cache=Path(cache).expanduser().absolute(),
+        data=Path(data).expanduser().absolute(),
         debug=variables.get("POLAR_DEBUG", "").lower() in _TRUE,
     )

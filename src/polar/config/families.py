@@ -14,6 +14,7 @@ from polar.harnesses.settings import (
     ClaudeCodeSettings,
     CodexSettings,
     GeminiCliSettings,
+    HarnessSettings,
     MiniSweAgentSettings,
     OpenCodeSettings,
     PiSettings,
@@ -22,7 +23,14 @@ from polar.harnesses.settings import (
 )
 from polar.runtimes.settings import BubblewrapSettings, LocalSettings
 
-__all__ = ["DEFAULT_NAMES", "NoSettings", "implementation_names", "own_names", "settings_model"]
+__all__ = [
+    "DEFAULT_NAMES",
+    "NoSettings",
+    "implementation_names",
+    "own_names",
+    "settings_model",
+    "work_settings",
+]
 
 
 class NoSettings(BaseModel):
@@ -91,6 +99,19 @@ def settings_model(section: str, name: str) -> type[BaseModel]:
     implementation = _FAMILIES[section].load(name)
     declared = get_type_hints(implementation.__init__).get("settings", NoSettings)
     return _without_none(declared)
+
+
+def work_settings(name: object) -> Mapping[str, object]:
+    """Say what `polar run` sets for a harness where nobody does.
+
+    Args:
+        name: A name of the harnesses family; anything else counts as the default.
+
+    Raises:
+        ConfigError: The family has none of that name.
+    """
+    model = settings_model("harness", name if isinstance(name, str) else DEFAULT_NAMES["harness"])
+    return model.at_work if issubclass(model, HarnessSettings) else {}
 
 
 def _without_none(annotation: Any) -> type[BaseModel]:

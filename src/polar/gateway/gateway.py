@@ -103,6 +103,15 @@ class Gateway:
         """Count the connections that were cut because the client was too slow, by reason."""
         return dict(self._cuts)
 
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the engine said of itself when serving began.
+
+        Raises:
+            GatewayError: The gateway does not serve yet.
+        """
+        return self._probed()
+
     @asynccontextmanager
     async def serve(self, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[Address]:
         """Probe the engine and listen until the context is left; then close all sessions.

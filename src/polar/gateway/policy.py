@@ -52,6 +52,10 @@ class SessionUsage:
     """Calls that user code gave a score."""
     unscored_calls: int = 0
     """Calls that it gave none, because it broke or had none to give; the journal says why."""
+    refused_for_length: int = 0
+    """Requests that never became a call, because their prompt fills the context window."""
+    longest_refused: int = 0
+    """Tokens of the longest prompt of those."""
     forks: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     """Reason -> calls that extended no earlier call."""
 
@@ -89,6 +93,12 @@ class UsageCounter:
     def add_score(self, result: Scored | Unscored) -> None:
         """Count what became of the scoring of a call."""
         self._counts["scored_calls" if isinstance(result, Scored) else "unscored_calls"] += 1
+
+    def add_refused_for_length(self, prompt_tokens: int) -> None:
+        """Count a request whose prompt fills the context window."""
+        self._counts["refused_for_length"] += 1
+        longest = max(self._counts["longest_refused"], prompt_tokens)
+        self._counts["longest_refused"] = longest
 
     def usage(self) -> SessionUsage:
         """Take the counts as they are now."""

@@ -204,6 +204,7 @@ class OpenSession:
         """Pin and clamp what the harness wants."""
         room = self._environment.max_context - prompt_tokens
         if room < 1:
+            self._counter.add_refused_for_length(prompt_tokens)
             raise ContextOverflow(
                 prompt_tokens=prompt_tokens, max_context=self._environment.max_context
             )

@@ -29,13 +29,18 @@ class Installation:
 class LaunchRequest:
     """What a preset needs to know to start one session."""
 
-    instruction: str
+    instruction: str | None
+    """What to do; absent only where somebody at the terminal says it."""
     model: str
     """Model name the harness should send."""
     key: str
     """The session key; also the last part of the base URL."""
     place: Place
     """Paths and gateway address as seen from inside the sandbox."""
+    interactive: bool = False
+    """Whether the program's own screen is started, for somebody at the terminal."""
+    asks: bool = False
+    """Whether it keeps its own approvals. In a sandbox it asks nobody: the runtime confines it."""
 
     @property
     def base_url(self) -> str:
@@ -50,6 +55,9 @@ class Launch:
     process: ProcessSpec
     files: Mapping[str, str] = field(default_factory=dict)
     """Config files: path relative to the sandbox's home -> content."""
+    hides: tuple[str, ...] = ()
+    """Beginnings of variables that, where the user's own environment has them, would make the
+    program speak to somebody else; a sandbox's environment has none."""
 
 
 class Harness(Protocol):

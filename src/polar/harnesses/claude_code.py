@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
+from polar.harnesses.attending import typed
 from polar.harnesses.base import Launch, LaunchRequest
 from polar.harnesses.expert import tool_turns
 from polar.harnesses.extensions import json_servers, with_skills
@@ -25,13 +26,15 @@ _QUIET = {
     "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
     "DISABLE_PROMPT_CACHING": "1",
     "ENABLE_TOOL_SEARCH": "false",
-    # It refuses to work without asking as root unless it is told that it is confined.
-    "IS_SANDBOX": "1",
 }
 _AGENT = "Agent"
 _SKILL = "Skill"
-_SKILLS = ".claude/skills"
-_SERVERS = ".claude/mcp-servers.json"
+_FOLDER = ".claude"
+_SKILLS = f"{_FOLDER}/skills"
+_SERVERS = f"{_FOLDER}/mcp-servers.json"
+_HIDES = ("ANTHROPIC_", "CLAUDE_", "CLAUDECODE")
+_KEY_TAIL = 20
+"""So much of a key it keeps to know it again."""
 _COMPACTION = "CRITICAL: Respond with TEXT ONLY"
 
 
@@ -58,25 +61,29 @@ class ClaudeCode(NpmHarness[ClaudeCodeSettings]):
         """Say how to start one session. The instruction goes in by stdin: it may begin with `-`."""
         settings = self._settings
         argv = (
-            *(*self._start(), "--print", "--model", request.model),
-            *("--dangerously-skip-permissions", "--output-format", "json"),
+            *(*self._start(request), "--model", request.model),
+            *(() if request.interactive else ("--print",)),
+            *_approvals(request),
             *(("--tools", ",".join(self._tools())) if settings.tools else ()),
             *(("--bare",) if settings.bare else ()),
             *(self._servers_flags(request) if settings.mcp_servers else ()),
             *settings.extra_args,
         )
+        folder = f"{request.place.home}/{_FOLDER}"
         env = {
             **_QUIET,
+            # It refuses to work without asking as root unless it is told that it is confined.
+            **({} if request.asks else {"IS_SANDBOX": "1"}),
+            "CLAUDE_CONFIG_DIR": folder,
             "ANTHROPIC_BASE_URL": request.base_url,
             "ANTHROPIC_API_KEY": request.key,
             "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(settings.context_window),
             "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(settings.max_tokens),
             "CLAUDE_CODE_MAX_RETRIES": str(settings.retries),
         }
-        argv = with_skills(argv, settings, folder=_SKILLS)
-        servers = {_SERVERS: json.dumps({"mcpServers": json_servers(settings)})}
-        files = servers if settings.mcp_servers else {}
-        return Launch(ProcessSpec(argv, env, stdin=request.instruction), files)
+        first = ("--", request.instruction) if request.interactive and request.instruction else ()
+        argv = with_skills((*argv, *first), settings, folder=f"{request.place.home}/{_SKILLS}")
+        return Launch(ProcessSpec(argv, env, stdin=typed(request)), self._files(request), _HIDES)
 
     def expert_turns(self, commands: Sequence[str]) -> tuple[Message, ...]:
         """Call the Bash tool for each command, and say at last that it is done."""
@@ -92,6 +99,14 @@ class ClaudeCode(NpmHarness[ClaudeCodeSettings]):
             return "subagent"
         return "main" if chat.tools else "auxiliary"
 
+    def _files(self, request: LaunchRequest) -> dict[str, str]:
+        files = {}
+        if self._settings.mcp_servers:
+            files[_SERVERS] = json.dumps({"mcpServers": json_servers(self._settings)})
+        if request.interactive:
+            files[f"{_FOLDER}/.claude.json"] = json.dumps(_met(request.key))
+        return files
+
     def _servers_flags(self, request: LaunchRequest) -> tuple[str, ...]:
         return ("--mcp-config", f"{request.place.home}/{_SERVERS}", "--strict-mcp-config")
 
@@ -100,3 +115,16 @@ class ClaudeCode(NpmHarness[ClaudeCodeSettings]):
         settings = self._settings
         more = [_AGENT] * settings.subagents + [_SKILL] * bool(settings.skills)
         return (*settings.tools, *(tool for tool in more if tool not in settings.tools))
+
+
+def _approvals(request: LaunchRequest) -> tuple[str, ...]:
+    """Say whom it asks: nobody, somebody at the terminal, or nobody but it only edits files."""
+    if not request.asks:
+        return ("--dangerously-skip-permissions",)
+    return () if request.interactive else ("--permission-mode", "acceptEdits")
+
+
+def _met(key: str) -> dict[str, object]:
+    """Skip its welcome, and its question whether to use the key."""
+    approved = {"approved": [key[-_KEY_TAIL:]], "rejected": []}
+    return {"hasCompletedOnboarding": True, "customApiKeyResponses": approved}

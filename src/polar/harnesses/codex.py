@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
+from polar.harnesses.attending import typed
 from polar.harnesses.base import Launch, LaunchRequest
 from polar.harnesses.expert import tool_turns
 from polar.harnesses.extensions import with_skills
@@ -17,8 +18,10 @@ __all__ = ["VERSION", "Codex"]
 
 VERSION = "0.171.0"
 
-_CONFIG = ".codex/config.toml"
-_SKILLS = ".codex/skills"
+_FOLDER = ".codex"
+_SKILLS = f"{_FOLDER}/skills"
+_BYPASS = "--dangerously-bypass-approvals-and-sandbox"
+_HIDES = ("CODEX_", "OPENAI_")
 _KEY = "POLAR_SESSION_KEY"
 _TURN_METADATA = "x-codex-turn-metadata"
 
@@ -41,15 +44,11 @@ class Codex(NpmHarness[CodexSettings]):
 
     def launch(self, request: LaunchRequest) -> Launch:
         """Say how to start one session. The instruction goes in by stdin: it may begin with `-`."""
-        argv = (
-            *(*self._start(), "exec", "--skip-git-repo-check"),
-            *("--dangerously-bypass-approvals-and-sandbox", "--color", "never"),
-            *self._settings.extra_args,
-            "-",
-        )
-        argv = with_skills(argv, self._settings, folder=_SKILLS)
-        process = ProcessSpec(argv, {_KEY: request.key}, stdin=request.instruction)
-        return Launch(process, {_CONFIG: self._config(request)})
+        env = {_KEY: request.key, "CODEX_HOME": f"{request.place.home}/{_FOLDER}"}
+        argv = (*self._start(request), *self._words(request))
+        argv = with_skills(argv, self._settings, folder=f"{request.place.home}/{_SKILLS}")
+        files = {f"{_FOLDER}/config.toml": self._config(request)}
+        return Launch(ProcessSpec(argv, env, stdin=typed(request)), files, _HIDES)
 
     def expert_turns(self, commands: Sequence[str]) -> tuple[Message, ...]:
         """Call the command tool for each command, and say at last that it is done."""
@@ -62,6 +61,15 @@ class Codex(NpmHarness[CodexSettings]):
         if _request_kind(headers) == "compaction":
             return "compaction"  # a sub-agent's too: what it samples is no step of its work
         return "subagent" if "x-openai-subagent" in headers else "main"
+
+    def _words(self, request: LaunchRequest) -> tuple[str, ...]:
+        """Say what follows the program's name."""
+        more = self._settings.extra_args
+        if request.interactive:
+            first = () if request.instruction is None else ("--", request.instruction)
+            return (*(() if request.asks else (_BYPASS,)), *more, *first)
+        free = ("--sandbox", "workspace-write") if request.asks else (_BYPASS,)
+        return ("exec", "--skip-git-repo-check", "--color", "never", *free, *more, "-")
 
     def _config(self, request: LaunchRequest) -> str:
         """Write the config file; JSON's strings are TOML's basic strings."""

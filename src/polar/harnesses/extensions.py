@@ -11,7 +11,7 @@ from polar.harnesses.settings import ExtensibleSettings, ProgramSettings
 __all__ = ["json_servers", "shown_folders", "with_skills"]
 
 _COPY = (
-    'while [ "$1" != -- ]; do into="$HOME/$0/${1##*/}"; '
+    'while [ "$1" != -- ]; do into="$0/${1##*/}"; '
     'mkdir -p "$into" && cp -R "$1/." "$into/" || exit 126; shift; done; shift; exec "$@"'
 )
 """Copied, because some harnesses do not follow links and some write beside what they read."""
@@ -46,12 +46,12 @@ def shown_folders(settings: ProgramSettings) -> tuple[Path, ...]:
 def with_skills(
     argv: Sequence[str], settings: ExtensibleSettings, *, folder: str
 ) -> tuple[str, ...]:
-    """Have skills copied into the sandbox's home before a program starts.
+    """Have skills copied into the harness's folder before a program starts.
 
     Args:
         argv: The program's command line.
         settings: Say which skills.
-        folder: Where the harness looks for skills, relative to the home.
+        folder: Where the harness looks for skills; it is made.
     """
     if not settings.skills:
         return tuple(argv)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
+from polar.harnesses.attending import approval_mode, first_prompt, typed
 from polar.harnesses.base import Launch, LaunchRequest
 from polar.harnesses.expert import tool_turns
 from polar.harnesses.extensions import json_servers, with_skills
@@ -20,6 +21,7 @@ VERSION = "0.61.0"
 
 _SETTINGS = ".gemini/settings.json"
 _SKILLS = ".gemini/skills"
+_HIDES = ("GEMINI_", "GOOGLE_")
 _HALF_FULL_AT = 2 * 1_048_576
 """It believes every model to hold 1,048,576 tokens and can only be told at which share of them to
 summarise; its own share is a half."""
@@ -45,11 +47,18 @@ class GeminiCli(NodeHarness[GeminiCliSettings]):
     def launch(self, request: LaunchRequest) -> Launch:
         """Say how to start one session. The instruction goes in by stdin: it may begin with `-`."""
         settings = self._settings
+        asked = request.asks and request.interactive
         argv = (
-            *(*self._start(), "--yolo", "--skip-trust", "--model", request.model),
-            *settings.extra_args,
+            *(*self._start(request), *approval_mode(request, edits="auto_edit")),
+            *(() if asked else ("--skip-trust",)),
+            *("--model", request.model, *settings.extra_args),
+            *first_prompt(request, "--prompt-interactive"),
         )
-        env = {"GOOGLE_GEMINI_BASE_URL": request.base_url, "GEMINI_API_KEY": request.key}
+        env = {
+            "GEMINI_CLI_HOME": request.place.home,
+            "GOOGLE_GEMINI_BASE_URL": request.base_url,
+            "GEMINI_API_KEY": request.key,
+        }
         own = {
             "mcpServers": json_servers(settings),
             "security": {"auth": {"selectedType": "gemini-api-key"}},
@@ -58,8 +67,8 @@ class GeminiCli(NodeHarness[GeminiCliSettings]):
             "model": {"compressionThreshold": min(1, settings.context_window / _HALF_FULL_AT)},
         }
         files = {_SETTINGS: json.dumps(own)}
-        argv = with_skills(argv, settings, folder=_SKILLS)
-        return Launch(ProcessSpec(argv, env, stdin=request.instruction), files)
+        argv = with_skills(argv, settings, folder=f"{request.place.home}/{_SKILLS}")
+        return Launch(ProcessSpec(argv, env, stdin=typed(request)), files, _HIDES)
 
     def expert_turns(self, commands: Sequence[str]) -> tuple[Message, ...]:
         """Call the shell tool for each command, and say at last that it is done."""

@@ -26,6 +26,8 @@ VERSION = "2.4.6"
 _PACKAGE = "mini-swe-agent"
 _CONFIG = ".config/polar/mini.yaml"
 _RECORD = ".local/share/polar/mini.traj.json"
+_GLOBAL = ".config/mini-swe-agent"
+_HIDES = ("OPENAI_", "MSWEA_", "LITELLM_")
 _BROKEN = (1, 2, 126, 127)
 
 _STATIC_ENV = {
@@ -126,19 +128,21 @@ class MiniSweAgent:
             str(installation.executable),
             *(f"--config={spec}" for spec in self._specs(home)),
             f"--model=openai/{request.model}",
-            f"--task={request.instruction}",
-            "--yolo",
-            "--exit-immediately",
+            *(() if request.instruction is None else (f"--task={request.instruction}",)),
+            *(() if request.asks else ("--yolo",)),
+            *(() if request.interactive else ("--exit-immediately",)),
             f"--output={home}/{_RECORD}",
         ]
         env = {
             **_STATIC_ENV,
+            "MSWEA_GLOBAL_CONFIG_DIR": f"{home}/{_GLOBAL}",
             "OPENAI_API_BASE": f"{request.base_url}/v1",
             "OPENAI_API_KEY": request.key,
             "MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT": str(self._settings.model_attempts),
         }
-        files = {_CONFIG: yaml.safe_dump(self._config(), sort_keys=False)}
-        return Launch(ProcessSpec(tuple(argv), env, preload=preload), files)
+        config = self._config(asks=request.asks)
+        files = {_CONFIG: yaml.safe_dump(config, sort_keys=False)}
+        return Launch(ProcessSpec(tuple(argv), env, preload=preload), files, _HIDES)
 
     def expert_turns(self, commands: Sequence[str]) -> tuple[Message, ...]:
         """Write each command, and at last the submission, as a block or a call of the tool."""
@@ -207,12 +211,12 @@ class MiniSweAgent:
         text = self._settings.actions == "text"
         return ("mini_textbased.yaml" if text else "mini.yaml", own)
 
-    def _config(self) -> dict[str, Any]:
+    def _config(self, *, asks: bool) -> dict[str, Any]:
         """Write the config file: all of it, or what differs from the harness's own."""
         settings = self._settings
         text = settings.actions == "text"
         agent: dict[str, Any] = {
-            "mode": "yolo",
+            "mode": "confirm" if asks else "yolo",
             "step_limit": settings.step_limit,
             "cost_limit": 0.0,
             "max_consecutive_format_errors": settings.format_errors,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import ClassVar, Generic, TypeVar
 
 from polar.errors import HarnessMissing
-from polar.harnesses.base import Installation
+from polar.harnesses.base import Installation, LaunchRequest
 from polar.harnesses.extensions import shown_folders
 from polar.harnesses.installing import own_folder
 from polar.harnesses.settings import NodeProgramSettings, ProgramSettings
@@ -21,9 +21,9 @@ __all__ = ["NodeHarness", "NpmHarness", "NpmProgram"]
 
 _COMPILED = "compiled"
 _WITH_COMPILED = (
-    'mkdir "$HOME/.compiled" && for made in "$0"/*; do tag=${made##*/}; '
-    'ln -s "$made" "$HOME/.compiled/${tag%-*}-$(id -u)"; done; '
-    'export NODE_COMPILE_CACHE="$HOME/.compiled"; exec "$@"'
+    'own=$1; shift; mkdir -p "$own" && for made in "$0"/*; do tag=${made##*/}; '
+    'ln -sfn "$made" "$own/${tag%-*}-$(id -u)"; done; '
+    'export NODE_COMPILE_CACHE="$own"; exec "$@"'
 )
 
 
@@ -108,7 +108,7 @@ class NpmProgram:
             )
         return Path(found)
 
-    def launcher(self, node: Path, cache: Path) -> tuple[str, ...]:
+    def launcher(self, node: Path, cache: Path, home: str) -> tuple[str, ...]:
         """Say how to start the program's script: what goes before the script.
 
         With its own Node, the code that was compiled at installation is used again: half of a
@@ -118,7 +118,7 @@ class NpmProgram:
         compiled = self.folder(cache) / _COMPILED
         if node != self._own_node(cache) or not compiled.is_dir():
             return (str(node),)
-        return ("/bin/sh", "-c", _WITH_COMPILED, str(compiled), str(node))
+        return ("/bin/sh", "-c", _WITH_COMPILED, str(compiled), f"{home}/.compiled", str(node))
 
     def folder(self, cache: Path) -> Path:
         """Name the folder of Polar's own installation."""
@@ -203,7 +203,7 @@ class NpmHarness(Generic[Settings]):
     def _installation(self) -> Installation:
         return self.program.find(self._settings.executable, self._settings.cache)
 
-    def _start(self) -> tuple[str, ...]:
+    def _start(self, request: LaunchRequest) -> tuple[str, ...]:
         """Say what every command line begins with."""
         return (str(self._installation.executable),)
 
@@ -219,8 +219,8 @@ class NodeHarness(NpmHarness[NodeSettings]):
     def _node(self) -> Path:
         return self.program.find_node(self._settings.node, self._settings.cache)
 
-    def _start(self) -> tuple[str, ...]:
-        launcher = self.program.launcher(self._node, self._settings.cache)
+    def _start(self, request: LaunchRequest) -> tuple[str, ...]:
+        launcher = self.program.launcher(self._node, self._settings.cache, request.place.home)
         return (*launcher, str(self._installation.executable))
 
 

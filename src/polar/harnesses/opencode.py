@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
+from polar.harnesses.attending import first_prompt, typed
 from polar.harnesses.base import Launch, LaunchRequest
 from polar.harnesses.expert import tool_turns
 from polar.harnesses.extensions import with_skills
@@ -21,6 +22,13 @@ VERSION = "1.18.33"
 _SKILLS = ".config/opencode/skills"
 _TITLE = "You are a title generator"
 _COMPACTION = "You are a context summarization agent"
+_FOLDERS = (
+    ("CONFIG", ".config"),
+    ("DATA", ".local/share"),
+    ("STATE", ".local/state"),
+    ("CACHE", ".cache"),
+)
+"""It has no variable for its own folders, only these of all programs."""
 
 
 class OpenCode(NpmHarness[OpenCodeSettings]):
@@ -40,16 +48,19 @@ class OpenCode(NpmHarness[OpenCodeSettings]):
     def launch(self, request: LaunchRequest) -> Launch:
         """Say how to start one session. The instruction goes in by stdin: it may begin with `-`."""
         argv = (
-            *(*self._start(), "run", "--model", f"polar/{request.model}"),
-            *self._settings.extra_args,
+            *(*self._start(request), *(() if request.interactive else ("run",))),
+            *("--model", f"polar/{request.model}", *self._settings.extra_args),
+            *first_prompt(request, "--prompt"),
         )
+        folders = {f"XDG_{kind}_HOME": f"{request.place.home}/{path}" for kind, path in _FOLDERS}
         env = {
+            **folders,
             "OPENCODE_CONFIG_CONTENT": json.dumps(self._config(request)),
             "OPENCODE_DISABLE_MODELS_FETCH": "1",
             "npm_config_offline": "true",
         }
-        argv = with_skills(argv, self._settings, folder=_SKILLS)
-        return Launch(ProcessSpec(argv, env, stdin=request.instruction))
+        argv = with_skills(argv, self._settings, folder=f"{request.place.home}/{_SKILLS}")
+        return Launch(ProcessSpec(argv, env, stdin=typed(request)), hides=("OPENCODE_",))
 
     def expert_turns(self, commands: Sequence[str]) -> tuple[Message, ...]:
         """Call the bash tool for each command, and say at last that it is done."""
@@ -90,7 +101,7 @@ class OpenCode(NpmHarness[OpenCodeSettings]):
             "mcp": servers,
             "autoupdate": False,
             "share": "disabled",
-            "permission": "allow",
+            **({} if request.asks else {"permission": "allow"}),
             "agent": {"title": {"disable": not settings.title}},
             "provider": {"polar": provider},
         }

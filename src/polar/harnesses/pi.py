@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
+from polar.harnesses.attending import typed
 from polar.harnesses.base import Launch, LaunchRequest
 from polar.harnesses.expert import tool_turns
 from polar.harnesses.npm import NodeHarness, NpmProgram
@@ -20,6 +21,10 @@ VERSION = "0.73.1"
 
 _FOLDER = ".pi/agent"
 _PROVIDER = "polar"
+_NO_FILES = (
+    *("--no-extensions", "--no-skills", "--no-prompt-templates"),
+    *("--no-themes", "--no-context-files"),
+)
 _SUMMARY_PROMPT = "You are a context summarization assistant"
 
 
@@ -42,20 +47,21 @@ class Pi(NodeHarness[PiSettings]):
         folder = f"{request.place.home}/{_FOLDER}"
         prompt = settings.system_prompt
         argv = (
-            *self._start(),
-            *("--print", "--provider", _PROVIDER, "--model", request.model),
+            *self._start(request),
+            *(() if request.interactive else ("--print", "--no-session")),
+            *("--provider", _PROVIDER, "--model", request.model),
             *("--tools", ",".join(settings.tools)),
             *(() if prompt is None else ("--system-prompt", prompt)),
-            *("--no-session", "--no-extensions", "--no-skills", "--no-prompt-templates"),
-            *("--no-themes", "--no-context-files", "--thinking", "off", "--offline"),
-            *settings.extra_args,
+            *(() if settings.own_files else _NO_FILES),
+            *("--thinking", "off", "--offline", *settings.extra_args),
+            *_first(request),
         )
         env = {"PI_CODING_AGENT_DIR": folder, "PI_OFFLINE": "1", "PI_TELEMETRY": "0"}
         files = {
             f"{_FOLDER}/models.json": json.dumps(self._models(request)),
             f"{_FOLDER}/settings.json": json.dumps(self._own_settings()),
         }
-        return Launch(ProcessSpec(argv, env, stdin=request.instruction), files)
+        return Launch(ProcessSpec(argv, env, stdin=typed(request)), files, ("PI_",))
 
     def expert_turns(self, commands: Sequence[str]) -> tuple[Message, ...]:
         """Call the bash tool for each command, and say at last that it is done."""
@@ -100,3 +106,11 @@ class Pi(NodeHarness[PiSettings]):
                 "keepRecentTokens": settings.context_window // 2,
             },
         }
+
+
+def _first(request: LaunchRequest) -> tuple[str, ...]:
+    """Give the task to its screen; a blank keeps `-` and `@` from being read as flag and file."""
+    if not request.interactive or request.instruction is None:
+        return ()
+    task = request.instruction
+    return (f" {task}" if task.startswith(("-", "@")) else task,)

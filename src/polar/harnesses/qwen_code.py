@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
+from polar.harnesses.attending import approval_mode, first_prompt, typed
 from polar.harnesses.base import Launch, LaunchRequest
 from polar.harnesses.expert import tool_turns
 from polar.harnesses.extensions import json_servers, with_skills
@@ -18,8 +19,9 @@ __all__ = ["VERSION", "QwenCode"]
 
 VERSION = "0.24.4"
 
-_SETTINGS = ".qwen/settings.json"
-_SKILLS = ".qwen/skills"
+_FOLDER = ".qwen"
+_SKILLS = f"{_FOLDER}/skills"
+_HIDES = ("OPENAI_", "QWEN_", "DASHSCOPE_")
 _MEMORY = "You are now acting as the managed memory extraction subagent"
 _SUBAGENT = """
 Important Rules:
@@ -44,19 +46,21 @@ class QwenCode(NodeHarness[QwenCodeSettings]):
         """Say how to start one session. The instruction goes in by stdin: it may begin with `-`."""
         settings = self._settings
         argv = (
-            *(*self._start(), "--yolo"),
+            *(*self._start(request), *approval_mode(request, edits="auto-edit")),
             *("--auth-type", "openai", "--model", request.model),
             *(("--bare",) if settings.bare else ()),
             *settings.extra_args,
+            *first_prompt(request, "--prompt-interactive"),
         )
         env = {
+            "QWEN_HOME": f"{request.place.home}/{_FOLDER}",
             "OPENAI_BASE_URL": f"{request.base_url}/v1",
             "OPENAI_API_KEY": request.key,
             "OPENAI_MODEL": request.model,
         }
-        files = {_SETTINGS: json.dumps(self._own_settings())}
-        argv = with_skills(argv, settings, folder=_SKILLS)
-        return Launch(ProcessSpec(argv, env, stdin=request.instruction), files)
+        files = {f"{_FOLDER}/settings.json": json.dumps(self._own_settings())}
+        argv = with_skills(argv, settings, folder=f"{request.place.home}/{_SKILLS}")
+        return Launch(ProcessSpec(argv, env, stdin=typed(request)), files, _HIDES)
 
     def expert_turns(self, commands: Sequence[str]) -> tuple[Message, ...]:
         """Call the shell tool for each command, and say at last that it is done."""

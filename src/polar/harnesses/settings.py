@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from types import MappingProxyType
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
@@ -43,6 +45,10 @@ class HarnessSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    at_work: ClassVar[Mapping[str, object]] = MappingProxyType({})
+    """What `polar run` sets unless it is told otherwise: what small models in training do without,
+    and people do not."""
+
     @model_validator(mode="before")
     @classmethod
     def _refuse_extensions(cls, data: object) -> object:
@@ -70,6 +76,8 @@ class ShellSettings(HarnessSettings):
 
 class MiniSweAgentSettings(HarnessSettings):
     """Settings of the `mini_swe_agent` harness."""
+
+    at_work = MappingProxyType({"actions": "tools", "prompt": "default", "step_limit": 0})
 
     executable: Path | None = None
     """Path of `mini`; absent: Polar's own installation, then PATH."""
@@ -146,6 +154,15 @@ class NodeProgramSettings(ProgramSettings):
 class PiSettings(NodeProgramSettings):
     """Settings of the `pi` harness."""
 
+    at_work = MappingProxyType(
+        {
+            "tools": ("bash", "read", "edit", "write"),
+            "system_prompt": None,
+            "max_tokens": 4096,
+            "own_files": True,
+        }
+    )
+
     tools: tuple[str, ...] = ("bash",)
     """Tools that it offers to the model: `bash`, `read`, `edit`, `write`, `grep`, `find`, `ls`."""
     system_prompt: str | None = (
@@ -158,6 +175,9 @@ class PiSettings(NodeProgramSettings):
     """Whether it has the model summarise the history when less than `max_tokens` are left."""
     max_tokens: int = Field(default=1024, ge=1)
     """Most tokens that it asks for in a call."""
+    own_files: bool = False
+    """Whether it reads what the work folder has for it: `AGENTS.md`, skills, prompts, extensions,
+    themes."""
     model_retries: int = Field(default=2, ge=0)
     """How often it repeats a model call that fails."""
 
@@ -173,6 +193,8 @@ class CodexSettings(ExtensibleSettings):
 
 class ClaudeCodeSettings(ExtensibleSettings):
     """Settings of the `claude_code` harness."""
+
+    at_work = MappingProxyType({"tools": ()})
 
     tools: tuple[str, ...] = ("Bash", "Edit", "Read", "Write")
     """Tools that it offers to the model; empty: all that it has."""

@@ -50,7 +50,7 @@ class Shell:
         """Fill in the command line."""
         base_url = f"{request.base_url}/v1"
         values = {
-            "instruction": request.instruction,
+            "instruction": request.instruction or "",
             "base_url": base_url,
             "key": request.key,
             "model": request.model,
@@ -61,7 +61,7 @@ class Shell:
             "OPENAI_API_BASE": base_url,
             "OPENAI_API_KEY": request.key,
             "OPENAI_MODEL": request.model,
-            "POLAR_INSTRUCTION": request.instruction,
+            "POLAR_INSTRUCTION": request.instruction or "",
             **self._settings.env,
         }
         line = self._settings.command.format(**quoted)

@@ -25,6 +25,7 @@ from polar.types import (
     CallId,
     Cancelled,
     Completed,
+    Ended,
     Failed,
     Grade,
     Group,
@@ -89,7 +90,7 @@ def reward_of(outcome: Outcome) -> float:
     match outcome:
         case Completed(grade=grade) | TimedOut(grade=Grade() as grade):
             return grade.reward
-        case TimedOut() | Failed() | Cancelled():
+        case TimedOut() | Failed() | Cancelled() | Ended():
             return 0.0
         case _:
             assert_never(outcome)
@@ -403,7 +404,7 @@ class _Once:
 
 def _state_of(outcome: Outcome) -> Literal["completed", "failed", "timed_out"]:
     match outcome:
-        case Completed():
+        case Completed() | Ended():
             return "completed"
         case TimedOut():
             return "timed_out"

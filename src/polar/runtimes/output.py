@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import BinaryIO
 
-__all__ = ["Streams", "TailReader", "open_streams"]
+__all__ = ["Streams", "TailReader", "open_input", "open_streams"]
 
 TAIL_BYTES = 64 * 1024
 _LAST_BYTES_S = 1.0
@@ -70,7 +70,7 @@ async def open_streams(stdin: str | None) -> AsyncIterator[Streams]:
     """
     out_transport, out, stdout = await open_tail()
     err_transport, err, stderr = await open_tail()
-    streams = Streams(_input(stdin), stdout, stderr, out, err)
+    streams = Streams(open_input(stdin), stdout, stderr, out, err)
     try:
         yield streams
     finally:
@@ -87,7 +87,8 @@ async def open_tail() -> tuple[asyncio.BaseTransport, TailReader, BinaryIO]:
     return transport, reader, os.fdopen(write, "wb", 0)
 
 
-def _input(text: str | None) -> BinaryIO:
+def open_input(text: str | None) -> BinaryIO:
+    """Open what a process reads: a text, or nothing."""
     if text is None:
         return open(os.devnull, "rb", 0)
     file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - closed by Streams.release

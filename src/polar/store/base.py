@@ -47,7 +47,7 @@ class SessionRecord:
     """The training step it was collected for; -1 never occurs: evaluation uses its own phase."""
     phase: str
     """`train`, `heldout_before`, `heldout_after`, `warm_start`, `rollout`, `control`,
-    `external` (opened through the control API)."""
+    `external` (opened through the control API), `run`."""
 
 
 class Journal(Protocol):

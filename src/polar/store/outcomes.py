@@ -7,7 +7,7 @@ from typing import Any, assert_never
 import orjson
 
 from polar.errors import JournalError
-from polar.types import Cancelled, Completed, Failed, Grade, Outcome, TimedOut
+from polar.types import Cancelled, Completed, Ended, Failed, Grade, Outcome, TimedOut
 
 __all__ = ["decode_outcome", "encode_outcome"]
 
@@ -34,6 +34,8 @@ def decode_outcome(text: str) -> Outcome:
             return TimedOut(fields["stage"], None if grade is None else Grade(**grade))
         case {"kind": "cancelled"}:
             return Cancelled(fields["reason"])
+        case {"kind": "ended"}:
+            return Ended(fields["exit_code"])
         case _:
             raise JournalError(f"the journal holds an outcome of unknown kind: {text[:80]}")
 
@@ -49,6 +51,8 @@ def _tagged(outcome: Outcome) -> dict[str, Any]:
             return {"kind": "timed_out", "stage": stage, "grade": graded}
         case Cancelled(reason=reason):
             return {"kind": "cancelled", "reason": reason}
+        case Ended(exit_code=exit_code):
+            return {"kind": "ended", "exit_code": exit_code}
         case _:
             assert_never(outcome)
 

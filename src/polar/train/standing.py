@@ -11,6 +11,7 @@ from polar.train.settings import TrainSettings
 from polar.types import (
     Cancelled,
     Completed,
+    Ended,
     Failed,
     Group,
     MaskArray,
@@ -80,7 +81,7 @@ def is_graded(outcome: Outcome) -> bool:
             return True
         case TimedOut(grade=grade):
             return grade is not None
-        case Failed() | Cancelled():
+        case Failed() | Cancelled() | Ended():
             return False
         case _:
             assert_never(outcome)

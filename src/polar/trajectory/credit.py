@@ -14,6 +14,7 @@ from polar.types import (
     CallId,
     Cancelled,
     Completed,
+    Ended,
     Failed,
     Outcome,
     Session,
@@ -47,7 +48,7 @@ def reward_of(outcome: Outcome) -> float | None:
             return grade.reward
         case TimedOut(grade=grade):
             return None if grade is None else grade.reward
-        case Failed() | Cancelled():
+        case Failed() | Cancelled() | Ended():
             return None
         case _:
             assert_never(outcome)

@@ -37,6 +37,7 @@ from polar.types import (
     CallId,
     Cancelled,
     Completed,
+    Ended,
     Failed,
     Grade,
     Outcome,
@@ -214,6 +215,8 @@ def _outcome_tag(outcome: Outcome) -> str:
             return "timed_out"
         case Cancelled():
             return "cancelled"
+        case Ended():
+            return "ended"
         case _:
             assert_never(outcome)
 
@@ -231,6 +234,8 @@ def _outcome(tag: str, fields: dict[str, Any]) -> Outcome:
             return TimedOut(grade=grade, **fields)
         case "cancelled":
             return Cancelled(**fields)
+        case "ended":
+            return Ended(**fields)
         case _:
             raise FidelityError(f"the table has an unknown outcome {tag!r}")
 

@@ -143,33 +143,32 @@ def test_claude_code_has_the_tools_that_its_extensions_need(subagents, tmp_path)
     assert ("Agent" in tools) == subagents
 
 
-def test_skills_are_copied_into_the_home_and_the_program_starts(tmp_path):
+def test_skills_are_copied_into_the_harness_folder_and_the_program_starts(tmp_path):
     link = tmp_path / "lent"
     link.symlink_to(skill(tmp_path / "real"))
     odd = skill(tmp_path / 'od d "x" $HOME')
     (odd / "run.sh").write_text("#!/bin/sh\n")
     (odd / "run.sh").chmod(0o755)
-    home = tmp_path / "home"
-    home.mkdir()
+    users, copied = tmp_path / "users", tmp_path / "own $HOME" / ".agent" / "skills"
+    users.mkdir()
     settings = CodexSettings(skills=(link, odd))
 
-    argv = with_skills(("/bin/echo", "a b", "--", "c"), settings, folder=".agent/skills")
+    argv = with_skills(("/bin/echo", "a b", "--", "c"), settings, folder=str(copied))
     ran = subprocess.run(
-        argv, env={"HOME": str(home), "PATH": "/usr/bin:/bin"}, capture_output=True, check=True
+        argv, env={"HOME": str(users), "PATH": "/usr/bin:/bin"}, capture_output=True, check=True
     )
 
     assert ran.stdout == b"a b -- c\n"
-    copied = home / ".agent" / "skills"
+    assert not any(users.iterdir())
     assert sorted(path.name for path in copied.iterdir()) == sorted(("lent", odd.name))
     assert (copied / "lent" / "SKILL.md").is_file()
     assert (copied / odd.name / "run.sh").stat().st_mode & 0o111
 
 
 def test_a_skill_that_cannot_be_copied_is_a_program_that_did_not_start(tmp_path):
-    home = tmp_path / "home"
-    home.mkdir()
-    argv = with_skills(("/bin/true",), CodexSettings(skills=(tmp_path / "gone",)), folder="s")
+    settings = CodexSettings(skills=(tmp_path / "gone",))
+    argv = with_skills(("/bin/true",), settings, folder=str(tmp_path / "s"))
 
-    ran = subprocess.run(argv, env={"HOME": str(home), "PATH": "/usr/bin:/bin"}, check=False)
+    ran = subprocess.run(argv, env={"PATH": "/usr/bin:/bin"}, check=False)
 
     assert ran.returncode == 126

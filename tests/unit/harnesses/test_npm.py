@@ -87,7 +87,7 @@ def test_without_any_node_the_error_says_which_is_needed(tmp_path):
 
 def test_another_node_is_started_as_it_is(tmp_path):
     installed(tmp_path)
-    assert SCRIPT.launcher(Path("/usr/bin/node"), tmp_path) == ("/usr/bin/node",)
+    assert SCRIPT.launcher(Path("/usr/bin/node"), tmp_path, "/home/x") == ("/usr/bin/node",)
 
 
 def test_code_compiled_at_installation_is_there_for_whatever_user_runs_it(tmp_path):
@@ -96,7 +96,7 @@ def test_code_compiled_at_installation_is_there_for_whatever_user_runs_it(tmp_pa
     a_file(made / "code", "compiled")
     home = tmp_path / "home"
     home.mkdir()
-    argv = [*SCRIPT.launcher(node, tmp_path), "cli.js", "it's odd"]
+    argv = [*SCRIPT.launcher(node, tmp_path, str(home)), "cli.js", "it's odd"]
 
     ran = subprocess.run(
         argv,

@@ -1,0 +1,245 @@
+"""Runs one harness in the user's own folder through a gateway, and keeps the session."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from polar import harnesses, trajectory
+from polar.cli.run_folder import RunFolder
+from polar.cli.work import write_trajectories
+from polar.config import RunConfig
+from polar.engines.base import Engine
+from polar.engines.taped import TapedEngine
+from polar.errors import EngineError, RuntimeFailed
+from polar.gateway import Gateway, SessionPolicy, SessionUsage
+from polar.harnesses.base import Harness, Launch, LaunchRequest
+from polar.rendering.base import Renderer
+from polar.runtimes.base import Place
+from polar.runtimes.foreground import ForegroundResult, own_environment, run_in_foreground
+from polar.store import SqliteJournal
+from polar.types import (
+    BuildReport,
+    Cancelled,
+    Ended,
+    EvaluatorSpec,
+    Failed,
+    Group,
+    Outcome,
+    Session,
+    SessionId,
+    Task,
+    TaskId,
+    Trajectory,
+)
+
+__all__ = ["PHASE", "Work", "Worked", "refused_for_length", "work_here"]
+
+PHASE = "run"
+_NO_EVALUATOR = EvaluatorSpec("none")
+"""Names none: what was done at work has no grader."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a harness is to do, and how it meets its user."""
+
+    folder: Path
+    """Where it works; nothing confines it."""
+    environ: Mapping[str, str]
+    """The user's environment."""
+    instruction: str | None = None
+    """What to do; absent: the user says it."""
+    interactive: bool = False
+    """Whether its own screen is started."""
+    asks: bool = True
+    """Whether it keeps its own approvals."""
+
+
+@dataclass(frozen=True, slots=True)
+class Worked:
+    """What was kept of a session."""
+
+    session_id: SessionId
+    outcome: Outcome
+    exit_code: int
+    """The harness's; 130 where it was interrupted."""
+    usage: SessionUsage
+    report: BuildReport
+    max_context: int
+
+
+async def work_here(
+    config: RunConfig, model: tuple[Engine, Renderer], run_dir: Path, work: Work
+) -> Worked:
+    """Serve a harness, start it at the terminal, and keep what it and the model did.
+
+    Args:
+        config: Of the run.
+        model: What samples, and its renderer.
+        run_dir: Where the session is kept, beside earlier ones of the same model.
+        work: What to do.
+
+    Raises:
+        EngineError: The harness's requests do not fit the model's context window.
+        PolarError: A part cannot be started.
+    """
+    folder = RunFolder(run_dir)
+    sampler, renderer = model
+    engine = TapedEngine(sampler, folder.tape)
+    try:
+        async with SqliteJournal.open(folder.journal, settings=config.journal) as journal:
+            gateway = Gateway(engine, renderer, journal, config.gateway)
+            async with gateway.serve() as address:
+                return await _session(config, (gateway, address.url), journal, folder, work)
+    finally:
+        await engine.aclose()
+
+
+def refused_for_length(name: str, worked: Worked) -> EngineError | None:
+    """Say that the model's context window is too small for a harness, where that is so."""
+    usage = worked.usage
+    if not usage.refused_for_length or usage.calls:
+        return None
+    return EngineError(
+        f"the first request of {name} has {usage.longest_refused:,} tokens, the model's context "
+        f"window {worked.max_context:,}",
+        fix="Serve a model with a longer context (--engine-url), or make the request shorter: "
+        "docs/configuration.md lists the harness's settings.",
+    )
+
+
+async def _session(
+    config: RunConfig,
+    served: tuple[Gateway, str],
+    journal: SqliteJournal,
+    folder: RunFolder,
+    work: Work,
+) -> Worked:
+    gateway, url = served
+    max_context = gateway.capabilities.max_context
+    harness = _fitted(config, max_context)
+    number = len(await journal.sessions(phase=PHASE))
+    name = f"{harness.name}-{number:04d}"
+    session = Session(SessionId(name), TaskId(PHASE), name, 0, secrets.token_urlsafe(24))
+    place = Place(str(work.folder), str(folder.home), url)
+    launch = harness.launch(_request(config, session, place, work))
+    await asyncio.to_thread(_put_files, folder.home, launch.files)
+    await journal.open_session(session, phase=PHASE, step=number)
+    await journal.set_state(session, "running")
+    ended, usage = await _run(config, gateway, harness, (session, launch), work)
+    if gateway.failure is not None:
+        raise gateway.failure
+    outcome = _outcome(ended, usage)
+    await journal.set_state(session, _state(outcome), outcome)
+    kept = await _keep(config, journal, folder, (session, number, work), outcome)
+    code = 130 if ended.interrupted else ended.exit_code
+    return Worked(session.id, outcome, code, usage, kept, max_context)
+
+
+def _fitted(config: RunConfig, max_context: int) -> Harness:
+    """Make the harness believe in the context window that there is, unless it is set."""
+    settings = config.harness.settings
+    can_tell = "context_window" in type(settings).model_fields
+    if can_tell and "context_window" not in settings.model_fields_set:
+        settings = settings.model_copy(update={"context_window": max_context})
+    return harnesses.load(config.harness.name)(settings)
+
+
+def _request(config: RunConfig, session: Session, place: Place, work: Work) -> LaunchRequest:
+    return LaunchRequest(
+        work.instruction,
+        Path(config.model).name,
+        session.key,
+        place,
+        interactive=work.interactive,
+        asks=work.asks,
+    )
+
+
+async def _run(
+    config: RunConfig,
+    gateway: Gateway,
+    harness: Harness,
+    started: tuple[Session, Launch],
+    work: Work,
+) -> tuple[ForegroundResult, SessionUsage]:
+    """Let the harness in, and out when it has ended: what still runs is abandoned, on record."""
+    session, launch = started
+    policy = SessionPolicy(
+        temperature=config.rollout.temperature,
+        top_p=config.rollout.top_p,
+        max_calls=config.rollout.max_calls,
+        kind_of=harness.kind_of,
+    )
+    gateway.open(session, policy)
+    try:
+        ended = await run_in_foreground(
+            launch.process,
+            folder=work.folder,
+            env=own_environment(work.environ, launch.hides),
+            interactive=work.interactive,
+        )
+    finally:
+        usage = await gateway.close(session.id)
+    return ended, usage
+
+
+def _outcome(ended: ForegroundResult, usage: SessionUsage) -> Outcome:
+    if ended.interrupted:
+        return Cancelled("interrupted")
+    if usage.calls == 0:
+        return Failed("running", f"no model call was made (exit {ended.exit_code})")
+    return Ended(ended.exit_code)
+
+
+def _state(outcome: Outcome) -> str:
+    match outcome:
+        case Cancelled():
+            return "cancelled"
+        case Failed():
+            return "failed"
+        case _:
+            return "completed"
+
+
+async def _keep(
+    config: RunConfig,
+    journal: SqliteJournal,
+    folder: RunFolder,
+    session: tuple[Session, int, Work],
+    outcome: Outcome,
+) -> BuildReport:
+    """Build the session's traces from the journal and write them as Parquet."""
+    one, number, work = session
+    settings = config.rollout
+    built = trajectory.build(
+        await journal.calls(one.id, one.attempt),
+        builder=settings.builder,
+        policy=trajectory.BuildPolicy(max_trace_tokens=settings.max_trace_tokens),
+    )
+    task = Task(one.task_id, work.instruction or "", _NO_EVALUATOR)
+    ids = (one.id, one.task_id, one.group_id)
+    done = Trajectory(*ids, built.traces, reward=0.0, outcome=outcome, report=built.report)
+    group = Group(one.group_id, task, (done,))
+    await asyncio.to_thread(write_trajectories, folder.path, PHASE, number, (group,))
+    return built.report
+
+
+def _put_files(home: Path, files: Mapping[str, str]) -> None:
+    """Write config files where only the user can read them: they hold the session's key."""
+    try:
+        home.mkdir(mode=0o700, exist_ok=True)
+        for name, text in files.items():
+            path = home / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise RuntimeFailed(
+            f"the harness's private folder cannot be written: {error}",
+            where=str(home),
+            fix="Check free space and permissions there.",
+        ) from error
