@@ -74,8 +74,8 @@ async def _record(run: Path, ids) -> None:
                 )
             )
     await engine.aclose()
-    table = to_table(trajectories, phase="train", step=1)
-    parquet.write_table(table, run / "trajectories" / "step-00001.parquet")
+    table = await asyncio.to_thread(to_table, trajectories, phase="train", step=1)
+    await asyncio.to_thread(parquet.write_table, table, run / "trajectories" / "step-00001.parquet")
 
 
 async def _calls(
