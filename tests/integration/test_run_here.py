@@ -2,6 +2,7 @@
 
 import os
 import pty
+import select
 import signal
 import subprocess
 import sys
@@ -192,9 +193,11 @@ def test_a_program_that_is_deaf_to_the_interrupt_is_ended(place):
 
 def test_a_screen_gets_the_terminal_and_makes_of_the_interrupt_what_it_wants(place):
     place.script(
-        "import os, sys; print(os.isatty(0), os.isatty(1), flush=True)\n"
-        "try: input('ready> ')\n"
-        "except KeyboardInterrupt: print('not yet', flush=True)\n"
+        "import os, signal, time; print(os.isatty(0), os.isatty(1), flush=True)\n"
+        "interrupts = []; signal.signal(2, lambda *_: interrupts.append('not yet'))\n"
+        "print('ready> ', flush=True)\n"
+        "while not interrupts: time.sleep(0.05)\n"
+        "print(*interrupts, flush=True)\n"
         "print('heard', input('again> '), flush=True); ask()\n"
     )
     main, side = pty.openpty()
@@ -232,6 +235,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 def read_until(terminal: int, text: str) -> str:
     said = ""
     while text not in said:
+        assert select.select([terminal], [], [], 60)[0], f"silent after {said!r}"
         said += os.read(terminal, 4096).decode(errors="replace")
     return said
 
