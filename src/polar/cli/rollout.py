@@ -9,6 +9,7 @@ import typer
 
 from polar import harnesses
 from polar.cli.console import console
+from polar.cli.flags import EngineFlag, EngineUrlFlag, HarnessFlag, ModelFlag, overrides_of
 from polar.cli.install import install_harness
 from polar.cli.live import LiveView
 from polar.cli.loop import run_async
@@ -24,21 +25,11 @@ __all__ = ["rollout"]
 
 def rollout(  # noqa: PLR0913, PLR0917 - one parameter a flag
     tasks: Annotated[Path, typer.Argument(help="Task file, JSON lines.")],
-    harness: Annotated[
-        str | None,
-        typer.Option("--harness", "-H", help="The agent program; default mini_swe_agent."),
-    ] = None,
+    harness: HarnessFlag = None,
     samples: Annotated[int, typer.Option("--samples", "-n", min=1, help="Sessions a task.")] = 1,
-    model: Annotated[
-        str | None, typer.Option(help="A known name, a folder, or a hub id; default smollm2-135m.")
-    ] = None,
-    engine_url: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Address of an engine's server, again for each more; absent: the embedded engine."
-        ),
-    ] = None,
-    engine: Annotated[str, typer.Option(help="What serves at --engine-url.")] = "vllm",
+    model: ModelFlag = None,
+    engine_url: EngineUrlFlag = None,
+    engine: EngineFlag = "vllm",
     config: Annotated[Path | None, typer.Option(help="A config for everything else.")] = None,
     run_dir: Annotated[Path | None, typer.Option(help="Where to write; default runs/TIME.")] = None,
     override: Annotated[
@@ -56,13 +47,7 @@ def rollout(  # noqa: PLR0913, PLR0917 - one parameter a flag
     """
     found = read_tasks(tasks)
     check_tasks(found)
-    flags = [
-        f"{key}={value}"
-        for key, value in (("harness.name", harness), ("model", model))
-        if value is not None
-    ]
-    if engine_url:
-        flags += [f"engine.name={engine}", f"engine.settings.urls=[{', '.join(engine_url)}]"]
+    flags = overrides_of(harness=harness, model=model, engine=engine, engine_url=engine_url)
     settings = load_config(config, [*flags, *(override or [])], RunConfig)
     folder = run_dir or new_run_dir()
     install_harness(harnesses.load(settings.harness.name)(settings.harness.settings))

@@ -14,6 +14,7 @@ import typer
 
 from polar import harnesses, models
 from polar.cli.console import errors, progress_line
+from polar.cli.flags import EngineFlag, EngineUrlFlag, HarnessFlag, ModelFlag, overrides_of
 from polar.cli.here import Work, Worked, refused_for_length, work_here
 from polar.cli.run_folder import RunFolder
 from polar.cli.work import claimed
@@ -33,10 +34,7 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter a flag
     task: Annotated[
         list[str] | None, typer.Argument(help="What to do; left out: say it at its own screen.")
     ] = None,
-    harness: Annotated[
-        str | None,
-        typer.Option("--harness", "-H", help="The agent program; default mini_swe_agent."),
-    ] = None,
+    harness: HarnessFlag = None,
     interactive: Annotated[
         bool, typer.Option("--interactive", "-i", help="Start its own screen, TASK being first.")
     ] = False,
@@ -44,16 +42,9 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter a flag
         bool,
         typer.Option("--yes", "-y", help="Let it act without asking. Nothing confines it here."),
     ] = False,
-    model: Annotated[
-        str | None, typer.Option(help="A known name, a folder, or a hub id; default smollm2-135m.")
-    ] = None,
-    engine_url: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Address of an engine's server, again for each more; absent: the embedded engine."
-        ),
-    ] = None,
-    engine: Annotated[str, typer.Option(help="What serves at --engine-url.")] = "vllm",
+    model: ModelFlag = None,
+    engine_url: EngineUrlFlag = None,
+    engine: EngineFlag = "vllm",
     config: Annotated[Path | None, typer.Option(help="A config for everything else.")] = None,
     run_dir: Annotated[
         Path | None,
@@ -76,13 +67,7 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter a flag
 
         polar run --harness pi --yes --run ~/sessions -- "explain this repository"
     """
-    flags = [
-        f"{key}={value}"
-        for key, value in (("harness.name", harness), ("model", model))
-        if value is not None
-    ]
-    if engine_url:
-        flags += [f"engine.name={engine}", f"engine.settings.urls=[{', '.join(engine_url)}]"]
+    flags = overrides_of(harness=harness, model=model, engine=engine, engine_url=engine_url)
     settings = run_config(config, harness, [*flags, *(override or [])])
     work = _work(" ".join(task or ()), interactive=interactive, yes=yes)
     harnesses.load(settings.harness.name)(settings.harness.settings).find()
