@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import subprocess
 import sys
 
 import pytest
@@ -74,16 +77,29 @@ def test_tensorboard_reads_the_rows_back(tmp_path):
 
 @pytest.mark.writers
 @pytest.mark.filterwarnings("ignore")
-def test_trackio_reads_the_rows_back(tmp_path, monkeypatch):
-    import trackio.sqlite_storage
-    import trackio.utils
+def test_trackio_reads_the_rows_back(tmp_path):
+    folder = tmp_path / "run"
+    environ = os.environ | {"TRACKIO_DIR": str(tmp_path / "trackio")}  # read when it is imported
+    subprocess.run(
+        [sys.executable, "-c", TRACKIO, json.dumps(ROWS), str(folder)], env=environ, check=True
+    )
+    assert json.loads((folder / "read.json").read_text()) == {"0": None, "1": 0.5, "2": 0.75}
 
-    for module in (trackio.utils, trackio.sqlite_storage):
-        monkeypatch.setattr(module, "TRACKIO_DIR", tmp_path / "trackio")
-    write("trackio", tmp_path / "run")
-    logs = trackio.sqlite_storage.SQLiteStorage.get_logs("trial", "run")
-    rewards = {each["step"]: each.get("train/reward_mean") for each in logs}
-    assert rewards == {0: None, 1: 0.5, 2: 0.75}
+
+TRACKIO = """\
+import json, sys
+from pathlib import Path
+from polar.train.writers import MetricsSettings, opened
+rows, folder = json.loads(sys.argv[1]), Path(sys.argv[2])
+folder.mkdir()
+with opened(MetricsSettings(writers=("trackio",), project="trial"), folder) as (writer,):
+    for row in rows:
+        writer.add(row)
+from trackio.sqlite_storage import SQLiteStorage
+logs = SQLiteStorage.get_logs("trial", "run")
+read = {each["step"]: each.get("train/reward_mean") for each in logs}
+(folder / "read.json").write_text(json.dumps(read))
+"""
 
 
 @pytest.mark.writers
