@@ -35,6 +35,12 @@ async def stream_of(request, *parts):
     return response
 
 
+async def falls_silent(request):
+    response = await stream_of(request, b"one\n")
+    await asyncio.sleep(5)
+    return response
+
+
 async def all_lines(connection):
     async with aclosing(connection.lines("/", {})) as lines:
         return [line async for line in lines]
@@ -85,26 +91,23 @@ async def test_a_server_that_breaks_off_is_lost_and_no_end():
 
 
 async def test_a_silent_server_is_lost_after_its_time():
-    async def answer(request):
-        response = await stream_of(request, b"one\n")
-        await asyncio.sleep(5)
-        return response
-
-    async with connected(answer, token_timeout_s=0.1) as connection:
+    async with connected(falls_silent, token_timeout_s=0.1) as connection:
         with pytest.raises(ServerLost, match="Timeout"):
             await all_lines(connection)
 
 
-async def test_dropping_streams_wakes_their_readers():
-    async def answer(request):
-        response = await stream_of(request, b"one\n")
-        await asyncio.sleep(5)
-        return response
-
-    async with connected(answer) as connection, aclosing(connection.lines("/", {})) as lines:
+@asynccontextmanager
+async def reading_what_fell_silent():
+    """Wait for the second line of a server that sends only one."""
+    async with connected(falls_silent) as connection, aclosing(connection.lines("/", {})) as lines:
         await anext(lines)
         waiting = asyncio.ensure_future(anext(lines))
         await asyncio.sleep(0.05)
+        yield connection, waiting
+
+
+async def test_dropping_streams_wakes_their_readers():
+    async with reading_what_fell_silent() as (connection, waiting):
         await connection.drop_streams()
         with pytest.raises(ServerLost):
             async with asyncio.timeout(5):
@@ -112,15 +115,7 @@ async def test_dropping_streams_wakes_their_readers():
 
 
 async def test_closing_tells_readers_that_the_engine_was_closed():
-    async def answer(request):
-        response = await stream_of(request, b"one\n")
-        await asyncio.sleep(5)
-        return response
-
-    async with connected(answer) as connection, aclosing(connection.lines("/", {})) as lines:
-        await anext(lines)
-        waiting = asyncio.ensure_future(anext(lines))
-        await asyncio.sleep(0.05)
+    async with reading_what_fell_silent() as (connection, waiting):
         await connection.aclose()
         with pytest.raises(EngineError, match="the engine was closed"):
             async with asyncio.timeout(5):
