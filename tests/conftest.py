@@ -9,7 +9,7 @@ MOMENTARY = ("os.stat", "os.access", "os.readlink")
 """Metadata of local files: microseconds."""
 
 SYNCHRONOUS = {
-    "polar/dialects/__init__.py": {"_plugins"},
+    "polar/plugins.py": {"_offered"},
     "polar/gateway/user_code.py": {"load_function"},
     "polar/runtimes/__init__.py": {"default_runtime"},
     "polar/tasks/format.py": {"read_tasks"},

@@ -118,7 +118,7 @@ def test_models_lists_the_one_model(dialect):
 
 
 def test_an_unknown_dialect_is_refused_with_the_nearest_name():
-    with pytest.raises(ConfigError, match="Did you mean 'openai_chat'"):
+    with pytest.raises(ConfigError, match="Did you mean `openai_chat`"):
         dialects.load("openai_chatt")
-    with pytest.raises(ConfigError, match="Choose one of"):
+    with pytest.raises(ConfigError, match="Use one of"):
         dialects.load("zzz")

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
-from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
 
 from polar.engines.base import Capabilities, Chunk, Engine, SampleRequest
 from polar.engines.taped import TapedEngine, TapeEntry, read_tape
-from polar.errors import ConfigError
+from polar.plugins import Family
 
 __all__ = [
     "Capabilities",
@@ -23,18 +20,21 @@ __all__ = [
     "read_tape",
 ]
 
-_GROUP = "polar.engines"
-_TABLE = {
-    "embedded": "polar.engines.embedded:EmbeddedEngine",
-    "llamacpp": "polar.engines.llamacpp:LlamaCppEngine",
-    "scripted": "polar.engines.scripted:ScriptedEngine",
-    "vllm": "polar.engines.vllm:VllmEngine",
-}
+_FAMILY: Family[Callable[..., Engine]] = Family(
+    "engine",
+    "polar.engines",
+    {
+        "embedded": "polar.engines.embedded:EmbeddedEngine",
+        "llamacpp": "polar.engines.llamacpp:LlamaCppEngine",
+        "scripted": "polar.engines.scripted:ScriptedEngine",
+        "vllm": "polar.engines.vllm:VllmEngine",
+    },
+)
 
 
 def names() -> tuple[str, ...]:
     """Name all engines: Polar's own first, then those of installed plug-ins."""
-    return (*_TABLE, *(name for name in sorted(_plugins()) if name not in _TABLE))
+    return _FAMILY.names()
 
 
 def load(name: str) -> Callable[..., Engine]:
@@ -43,19 +43,4 @@ def load(name: str) -> Callable[..., Engine]:
     Raises:
         ConfigError: There is none of that name.
     """
-    if name in _TABLE:
-        module, _, attribute = _TABLE[name].partition(":")
-        engine: Callable[..., Engine] = getattr(import_module(module), attribute)
-        return engine
-    if (plugin := _plugins().get(name)) is not None:
-        loaded: Callable[..., Engine] = plugin.load()
-        return loaded
-    near = difflib.get_close_matches(name, names(), n=1)
-    raise ConfigError(
-        f"there is no engine named '{name}'",
-        fix=f"Did you mean '{near[0]}'?" if near else f"Choose one of {', '.join(names())}.",
-    )
-
-
-def _plugins() -> dict[str, EntryPoint]:
-    return {entry.name: entry for entry in entry_points(group=_GROUP)}
+    return _FAMILY.load(name)

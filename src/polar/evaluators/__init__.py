@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from importlib import import_module
-from importlib.metadata import entry_points
 
 from polar.errors import ConfigError
 from polar.evaluators.base import Evaluation, Evaluator
-from polar.tasks.problems import nearest
+from polar.plugins import Family
 from polar.types import EvaluatorSpec, Task
 
 __all__ = ["Evaluation", "Evaluator", "check_tasks", "from_spec", "load", "names"]
 
-_GROUP = "polar.evaluators"
-_BUILT_IN = {
-    "command": "polar.evaluators.command:CommandEvaluator",
-    "files": "polar.evaluators.files:FilesEvaluator",
-}
+_FAMILY: Family[type[Evaluator]] = Family(
+    "evaluator",
+    "polar.evaluators",
+    {
+        "command": "polar.evaluators.command:CommandEvaluator",
+        "files": "polar.evaluators.files:FilesEvaluator",
+    },
+)
 
 
 def names() -> tuple[str, ...]:
     """List the evaluators of Polar and of installed packages."""
-    return tuple(sorted({*_BUILT_IN, *(found.name for found in entry_points(group=_GROUP))}))
+    return _FAMILY.names()
 
 
 def load(name: str) -> type[Evaluator]:
@@ -31,14 +32,7 @@ def load(name: str) -> type[Evaluator]:
     Raises:
         ConfigError: There is none.
     """
-    if name in _BUILT_IN:
-        module, _, attribute = _BUILT_IN[name].partition(":")
-        found: type[Evaluator] = getattr(import_module(module), attribute)
-        return found
-    for entry in entry_points(group=_GROUP, name=name):
-        found = entry.load()
-        return found
-    raise ConfigError(f"there is no evaluator `{name}`", fix=nearest(name, names()))
+    return _FAMILY.load(name)
 
 
 def from_spec(spec: EvaluatorSpec) -> Evaluator:

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
 
-from polar.errors import ConfigError, SetupError
+from polar.errors import SetupError
+from polar.plugins import Family
 from polar.runtimes.base import Runtime
 
 __all__ = ["Choice", "default_runtime", "load", "names"]
 
-_GROUP = "polar.runtimes"
-_TABLE = {
-    "bubblewrap": "polar.runtimes.bubblewrap:BubblewrapRuntime",
-    "local": "polar.runtimes.local:LocalRuntime",
-}
+_FAMILY: Family[Callable[..., Runtime]] = Family(
+    "runtime",
+    "polar.runtimes",
+    {
+        "bubblewrap": "polar.runtimes.bubblewrap:BubblewrapRuntime",
+        "local": "polar.runtimes.local:LocalRuntime",
+    },
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class Choice:
 
 def names() -> tuple[str, ...]:
     """Name all runtimes: Polar's own first, then those of installed plug-ins."""
-    return (*_TABLE, *(name for name in sorted(_plugins()) if name not in _TABLE))
+    return _FAMILY.names()
 
 
 def load(name: str) -> Callable[..., Runtime]:
@@ -41,18 +42,7 @@ def load(name: str) -> Callable[..., Runtime]:
     Raises:
         ConfigError: There is none of that name.
     """
-    if name in _TABLE:
-        module, _, attribute = _TABLE[name].partition(":")
-        own: Callable[..., Runtime] = getattr(import_module(module), attribute)
-        return own
-    if (plugin := _plugins().get(name)) is not None:
-        loaded: Callable[..., Runtime] = plugin.load()
-        return loaded
-    near = difflib.get_close_matches(name, names(), n=1)
-    raise ConfigError(
-        f"there is no runtime named '{name}'",
-        fix=f"Did you mean '{near[0]}'?" if near else f"Choose one of {', '.join(names())}.",
-    )
+    return _FAMILY.load(name)
 
 
 def default_runtime() -> Choice:
@@ -73,7 +63,3 @@ def default_runtime() -> Choice:
             f"agents run without a sandbox, with your files and network within reach: {error}",
         )
     return Choice("bubblewrap", sandboxed, None)
-
-
-def _plugins() -> dict[str, EntryPoint]:
-    return {entry.name: entry for entry in entry_points(group=_GROUP)}

@@ -2,36 +2,36 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from importlib.metadata import entry_points
 from typing import get_type_hints
 
 from pydantic import BaseModel
 
-from polar.errors import ConfigError
 from polar.gateway.interceptors.base import Interceptor
 from polar.gateway.interceptors.settings import NoSettings
-from polar.tasks.problems import nearest
+from polar.plugins import Family
 
 __all__ = ["Interceptor", "load", "names", "own_names", "settings_model"]
 
-_GROUP = "polar.interceptors"
-_BUILT_IN = {
-    "history": "polar.gateway.interceptors.history:ShortenHistory",
-    "model_choice": "polar.gateway.interceptors.model_choice:ChooseModel",
-    "system_prompt": "polar.gateway.interceptors.system_prompt:AddToSystemPrompt",
-    "tool_descriptions": "polar.gateway.interceptors.tool_descriptions:DescribeTools",
-}
+_FAMILY: Family[type[Interceptor]] = Family(
+    "interceptor",
+    "polar.interceptors",
+    {
+        "history": "polar.gateway.interceptors.history:ShortenHistory",
+        "model_choice": "polar.gateway.interceptors.model_choice:ChooseModel",
+        "system_prompt": "polar.gateway.interceptors.system_prompt:AddToSystemPrompt",
+        "tool_descriptions": "polar.gateway.interceptors.tool_descriptions:DescribeTools",
+    },
+)
 
 
 def own_names() -> tuple[str, ...]:
     """List Polar's own interceptors."""
-    return tuple(_BUILT_IN)
+    return tuple(_FAMILY.own)
 
 
 def names() -> tuple[str, ...]:
     """List the interceptors of Polar and of installed packages."""
-    return tuple(sorted({*_BUILT_IN, *(found.name for found in entry_points(group=_GROUP))}))
+    return _FAMILY.names()
 
 
 def load(name: str) -> type[Interceptor]:
@@ -40,14 +40,7 @@ def load(name: str) -> type[Interceptor]:
     Raises:
         ConfigError: There is none.
     """
-    if name in _BUILT_IN:
-        module, _, attribute = _BUILT_IN[name].partition(":")
-        found: type[Interceptor] = getattr(import_module(module), attribute)
-        return found
-    for entry in entry_points(group=_GROUP, name=name):
-        found = entry.load()
-        return found
-    raise ConfigError(f"there is no interceptor `{name}`", fix=nearest(name, names()))
+    return _FAMILY.load(name)
 
 
 def settings_model(name: str) -> type[BaseModel]:
