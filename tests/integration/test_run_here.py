@@ -149,6 +149,18 @@ def test_the_exit_code_is_the_harnesss_own(place):
     assert place.sessions()[0][0].outcome == Ended(7)
 
 
+@pytest.mark.parametrize(("setting", "limit"), [("", None), (" rollout.max_tokens=3", 3)])
+def test_replies_are_limited_where_somebody_says_so(place, setting, limit):
+    place.script("ask()")
+    place.variables["SETTINGS"] += setting
+
+    place.ran("shell", "whatever")
+
+    ((_, (call,)),) = place.sessions()
+    room = 100_000 - len(call.prompt_ids)
+    assert call.sampling.max_tokens == (limit or room)
+
+
 def test_a_second_session_goes_beside_the_first(place):
     place.script("ask()")
 

@@ -1,8 +1,8 @@
 """`polar run` with a scripted model: `run_here.py HARNESS RUN_FOLDER CONTEXT FLAGS [TASK]`.
 
 FLAGS are words joined by commas: `yes`, `interactive`, `none`. The variable SETTINGS holds settings
-of the harness, parted by blanks; their own blanks are no-break spaces. COMMANDS is a command for
-the expert.
+of the harness (or of `rollout.`), parted by blanks; their own blanks are no-break spaces. COMMANDS
+is a command for the expert.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ def model(harness: Harness, commands: tuple[str, ...] | None, context: int):
 def main() -> int:
     name, folder, context, flags, *task = sys.argv[1:]
     settings = [
-        f"harness.settings.{each}".replace("\u00a0", " ")
+        (each if each.startswith("rollout.") else f"harness.settings.{each}").replace("\u00a0", " ")
         for each in os.environ.get("SETTINGS", "").split(" ")
         if each
     ]

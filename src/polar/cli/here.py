@@ -172,6 +172,7 @@ async def _run(
     policy = SessionPolicy(
         temperature=config.rollout.temperature,
         top_p=config.rollout.top_p,
+        max_tokens=_max_tokens(config),
         max_calls=config.rollout.max_calls,
         kind_of=harness.kind_of,
     )
@@ -227,6 +228,12 @@ async def _keep(
     group = Group(one.group_id, task, (done,))
     await asyncio.to_thread(write_trajectories, folder.path, PHASE, number, (group,))
     return built.report
+
+
+def _max_tokens(config: RunConfig) -> int | None:
+    """Limit replies where somebody set a limit: the default is for training sessions."""
+    rollout = config.rollout
+    return rollout.max_tokens if "max_tokens" in rollout.model_fields_set else None
 
 
 def _put_files(home: Path, files: Mapping[str, str]) -> None:
