@@ -33,10 +33,10 @@ class LoopSettings(BaseModel):
     """Tasks (groups) of a step."""
     group_size: int = Field(default=8, ge=2)
     """Sessions of a task, over which advantages are computed."""
-    max_staleness: int = Field(default=0, ge=0)
-    """How many weight versions a trained token may be behind. 0: sampling and training take turns.
-    From 1 on the sessions of that many coming steps are sampled while a step is trained, and
-    sampling stops only while the weights change."""
+    max_staleness: int = Field(default=1, ge=0)
+    """How many weight versions a trained token may be behind. From 1 on the sessions of that many
+    coming steps are sampled while a step is trained, and sampling stops only while the weights
+    change. 0: sampling and training take turns."""
     refills: int = Field(default=0, ge=0)
     """How often a step collects fresh tasks in place of groups whose rewards do not differ."""
     shuffled_rewards: bool = False

@@ -99,7 +99,9 @@ class Bench:
             sync=self,
             train_tasks=tasks(8),
             heldout_tasks=tasks(heldout, "heldout"),
-            settings=LoopSettings(**{"tasks_per_step": 2, "group_size": 2, **settings}),
+            settings=LoopSettings(
+                **{"tasks_per_step": 2, "group_size": 2, "max_staleness": 0, **settings}
+            ),
             seed=1,
             state_dir=folder,
             record=lambda row: self.rows.append(dict(row)),
