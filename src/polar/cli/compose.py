@@ -49,13 +49,28 @@ class Parts:
     expert: tuple[ExpertEngine, Rollout] | None
 
     async def collect(
-        self, tasks: Sequence[Task], *, samples: int, phase: str, step: int
+        self,
+        tasks: Sequence[Task],
+        *,
+        samples: int,
+        phase: str,
+        step: int,
+        places: Sequence[int] | None = None,
+        on_group: Callable[[Group], None] = lambda group: None,
     ) -> tuple[Group, ...]:
         """Run sessions of the policy."""
         version = None if self.trainer is None else self.trainer.weight_version
         max_age = 0 if phase.startswith("heldout") else self.config.loop.max_staleness
-        plan = Plan(tuple(tasks), samples, phase, step, weight_version=version, max_age=max_age)
-        return await self.rollout.collect_all(plan)
+        plan = Plan(
+            tuple(tasks),
+            samples,
+            phase,
+            step,
+            weight_version=version,
+            max_age=max_age,
+            places=None if places is None else tuple(places),
+        )
+        return await self.rollout.collect_all(plan, on_group=on_group)
 
     async def collect_expert(
         self, tasks: Sequence[Task], *, samples: int, phase: str, step: int

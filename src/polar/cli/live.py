@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -38,11 +39,7 @@ class LiveView:
             transient=True,
             disable=not console.is_terminal,
         )
-        self._sessions: Counter[str] = Counter()
-        self._stage_of: dict[str, str] = {}
-        self._tokens = 0
-        self._rewards = 0.0
-        self._started = time.monotonic()
+        self._collections: dict[str, _Collection] = {}
         self._last_line = 0.0
         self._bar = self._progress.add_task("starting", total=None, text="")
 
@@ -71,39 +68,28 @@ class LiveView:
         self.say(f"[green]✓[/green] {what} [dim]({time.monotonic() - started:.1f} s)[/dim]")
 
     def shown(
-        self, collect: Callable[..., Awaitable[tuple[Group, ...]]]
-    ) -> Callable[..., Awaitable[tuple[Group, ...]]]:
+        self, collect: Callable[..., Coroutine[Any, Any, tuple[Group, ...]]]
+    ) -> Callable[..., Coroutine[Any, Any, tuple[Group, ...]]]:
         """Wrap a collection so that its sessions are shown while it runs."""
 
         async def shown(
-            tasks: Sequence[Task], *, samples: int, phase: str, step: int
+            tasks: Sequence[Task], *, samples: int, phase: str, step: int, **options: Any
         ) -> tuple[Group, ...]:
             what = f"step {step}, rollout" if phase == "train" else f"{phase}, rollout"
-            self.collecting(what, len(tasks) * samples)
-            return await collect(tasks, samples=samples, phase=phase, step=step)
+            name = f"{phase}-{step:04d}"
+            self._collections[name] = _Collection(what, len(tasks) * samples)
+            try:
+                return await collect(tasks, samples=samples, phase=phase, step=step, **options)
+            finally:
+                self._collections.pop(name, None)
 
         return shown
 
-    def collecting(self, what: str, sessions: int) -> None:
-        """Begin to show the sessions of a collection."""
-        self._sessions.clear()
-        self._stage_of.clear()
-        self._tokens = 0
-        self._rewards = 0.0
-        self._started = time.monotonic()
-        self._progress.reset(self._bar, description=what, total=sessions, text="")
-
     def session(self, event: SessionEvent) -> None:
-        """Show a session's change of stage."""
-        before = self._stage_of.get(event.session_id)
-        if before is not None:
-            self._sessions[before] -= 1
-        self._stage_of[event.session_id] = event.state
-        self._sessions[event.state] += 1
-        if event.trajectory is not None:
-            self._tokens += event.trajectory.report.sampled
-            self._rewards += event.trajectory.reward
-        self._show_sessions()
+        """Show a session's change of stage, in the oldest of the collections that go on."""
+        if (collection := self._collections.get(event.session_id.rsplit("-", 2)[0])) is not None:
+            collection.count(event)
+            self._show(next(iter(self._collections.values())))
 
     def training(self, what: str, share: float) -> None:
         """Show how far the training of a step is."""
@@ -130,16 +116,49 @@ class LiveView:
             f"  |Δlogprob| {difference}"
         )
 
-    def _show_sessions(self) -> None:
-        ended = sum(self._sessions[state] for state in ("completed", "failed", "timed_out"))
-        rate = self._tokens / max(1e-6, time.monotonic() - self._started)
-        stages = " ".join(f"{stage} {self._sessions[stage]}" for stage in _STAGES)
-        mean = self._rewards / max(1, ended)
-        text = f"{ended} done · {stages} · {rate:.0f} tok/s · reward {mean:.2f}"
-        self._progress.update(self._bar, completed=ended, text=text)
+    def _show(self, collection: _Collection) -> None:
+        what, text = collection.what, collection.text()
+        self._progress.update(
+            self._bar,
+            description=what,
+            total=collection.sessions,
+            completed=collection.ended,
+            text=text,
+        )
         now = time.monotonic()
         if not self._console.is_terminal and now - self._last_line > _QUIET_INTERVAL_S:
             self._last_line = now
-            self._console.print(
-                f"  {self._progress.tasks[0].description}: {text}", highlight=False, soft_wrap=True
-            )
+            self._console.print(f"  {what}: {text}", highlight=False, soft_wrap=True)
+
+
+class _Collection:
+    """What became of the sessions of a collection so far."""
+
+    def __init__(self, what: str, sessions: int) -> None:
+        self.what = what
+        self.sessions = sessions
+        self._stages: Counter[str] = Counter()
+        self._stage_of: dict[str, str] = {}
+        self._tokens = 0
+        self._rewards = 0.0
+        self._started = time.monotonic()
+
+    @property
+    def ended(self) -> int:
+        return sum(self._stages[state] for state in ("completed", "failed", "timed_out"))
+
+    def count(self, event: SessionEvent) -> None:
+        before = self._stage_of.get(event.session_id)
+        if before is not None:
+            self._stages[before] -= 1
+        self._stage_of[event.session_id] = event.state
+        self._stages[event.state] += 1
+        if event.trajectory is not None:
+            self._tokens += event.trajectory.report.sampled
+            self._rewards += event.trajectory.reward
+
+    def text(self) -> str:
+        rate = self._tokens / max(1e-6, time.monotonic() - self._started)
+        stages = " ".join(f"{stage} {self._stages[stage]}" for stage in _STAGES)
+        mean = self._rewards / max(1, self.ended)
+        return f"{self.ended} done · {stages} · {rate:.0f} tok/s · reward {mean:.2f}"

@@ -59,14 +59,17 @@ class Plan:
     over from the journal when these weights sampled them; absent: whichever did."""
     max_age: int = 0
     """How many versions older the weights may be that sampled a session that is taken over."""
+    places: tuple[int, ...] | None = None
+    """Numbers of the tasks, which name their sessions; absent: 0, 1, and so on."""
 
     def session_id(self, task_index: int, sample: int) -> SessionId:
         """Name a session; the same plan names the same sessions after a restart."""
-        return SessionId(f"{self.phase}-{self.step:04d}-{task_index:03d}-{sample:02d}")
+        return SessionId(f"{self.group_id(task_index)}-{sample:02d}")
 
     def group_id(self, task_index: int) -> str:
         """Name a group."""
-        return f"{self.phase}-{self.step:04d}-{task_index:03d}"
+        place = task_index if self.places is None else self.places[task_index]
+        return f"{self.phase}-{self.step:04d}-{place:03d}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,10 +184,20 @@ class Rollout:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
 
-    async def collect_all(self, plan: Plan) -> tuple[Group, ...]:
-        """Run a plan to its end; groups come in the plan's order."""
+    async def collect_all(
+        self, plan: Plan, *, on_group: Callable[[Group], None] = lambda group: None
+    ) -> tuple[Group, ...]:
+        """Run a plan to its end; groups come in the plan's order.
+
+        Args:
+            plan: What to run.
+            on_group: Called with each group as soon as its last session has ended.
+        """
+        found = {}
         async with aclosing(self.collect(plan)) as groups:
-            found = {group.id: group async for group in groups}
+            async for group in groups:
+                found[group.id] = group
+                on_group(group)
         return tuple(found[plan.group_id(index)] for index in range(len(plan.tasks)))
 
     async def _known(self, plan: Plan) -> Mapping[SessionId, SessionRecord]:

@@ -3,42 +3,59 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
-__all__ = ["Ahead", "collecting_ahead"]
+__all__ = ["Ahead", "Steps", "collecting_ahead"]
 
+Begun = TypeVar("Begun")
+Collected_co = TypeVar("Collected_co", covariant=True)
 Collected = TypeVar("Collected")
 
 
-class Ahead(Generic[Collected]):
+class Steps(Protocol[Begun, Collected_co]):
+    """Collects for one step after another."""
+
+    def begin(self, step: int) -> Begun:
+        """Let the step's sessions queue for slots."""
+        ...
+
+    def finish(self, begun: Begun, wanted: asyncio.Event) -> Awaitable[Collected_co]:
+        """Wait for the step's groups; called for one step after another.
+
+        Args:
+            begun: The step, as it was begun.
+            wanted: Set while training has nothing to do but to wait for this step.
+        """
+        ...
+
+
+class Ahead(Generic[Begun, Collected]):
     """Hands out what was collected for each step, in order.
 
-    Steps are collected one after the other, and none before all but `depth` of the steps before
-    it are trained: so its oldest token is at most `depth` weight versions old when it is trained,
-    and as young as that allows.
+    No step is begun before all but `depth` of the steps before it are trained: so its oldest token
+    is at most `depth` weight versions old when it is trained. Within that bound the sessions of a
+    step queue for slots behind those of the step before: slots that have become free while the
+    last sessions of a step go on are not left empty.
 
     Args:
-        collect: Collects for a step.
+        steps: Collects for a step.
         first: The next step to be trained.
         last: The last step that is ever wanted.
         depth: Steps that are collected before their turn.
     """
 
     def __init__(
-        self,
-        collect: Callable[[int], Awaitable[Collected]],
-        *,
-        first: int,
-        last: int,
-        depth: int,
+        self, steps: Steps[Begun, Collected], *, first: int, last: int, depth: int
     ) -> None:
-        self._collect = collect
+        self._collects = steps
         self._steps = range(first, last + 1)
+        self._begun: asyncio.Queue[Begun] = asyncio.Queue()
         self._ready: asyncio.Queue[Collected | _Broken] = asyncio.Queue()
         self._allowed = asyncio.Semaphore(depth + 1)
+        self._wanted = asyncio.Event()
 
     async def take(self) -> Collected:
         """Wait for the next step's collection.
@@ -46,7 +63,11 @@ class Ahead(Generic[Collected]):
         Raises:
             Exception: Whatever broke the collection.
         """
-        item = await self._ready.get()
+        self._wanted.set()
+        try:
+            item = await self._ready.get()
+        finally:
+            self._wanted.clear()
         if isinstance(item, _Broken):
             raise item.error
         return item
@@ -55,12 +76,18 @@ class Ahead(Generic[Collected]):
         """Let the collection go one step further."""
         self._allowed.release()
 
-    async def run(self) -> None:
-        """Collect until the last step, or until something breaks."""
+    async def begin(self) -> None:
+        """Begin one step after another, as far as the bound allows."""
+        for step in self._steps:
+            await self._allowed.acquire()
+            self._begun.put_nowait(self._collects.begin(step))
+
+    async def finish(self) -> None:
+        """Finish one step after another until the last, or until something breaks."""
         try:
-            for step in self._steps:
-                await self._allowed.acquire()
-                self._ready.put_nowait(await self._collect(step))
+            for _ in self._steps:
+                begun = await self._begun.get()
+                self._ready.put_nowait(await self._collects.finish(begun, self._wanted))
         except Exception as error:
             self._ready.put_nowait(_Broken(error))
 
@@ -72,14 +99,18 @@ class _Broken:
 
 @asynccontextmanager
 async def collecting_ahead(
-    collect: Callable[[int], Awaitable[Collected]], *, first: int, last: int, depth: int
-) -> AsyncIterator[Ahead[Collected]]:
-    """Collect in the background until the context is left, which cancels what still runs."""
-    ahead = Ahead(collect, first=first, last=last, depth=depth)
+    steps: Steps[Begun, Collected], *, first: int, last: int, depth: int
+) -> AsyncIterator[Ahead[Begun, Collected]]:
+    """Collect in the background until the context is left; what was begun is not cancelled."""
+    ahead = Ahead(steps, first=first, last=last, depth=depth)
     # No TaskGroup: it would wrap what the body raises.
-    running = asyncio.create_task(ahead.run(), name="collecting ahead")
+    running = {
+        asyncio.create_task(ahead.begin(), name="steps are begun"),
+        asyncio.create_task(ahead.finish(), name="steps are finished"),
+    }
     try:
         yield ahead
     finally:
-        running.cancel()
-        await asyncio.wait({running})
+        for task in running:
+            task.cancel()
+        await asyncio.wait(running)

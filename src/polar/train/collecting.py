@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
+from polar.train.begun import Begun, Collect
 from polar.train.loop_settings import LoopSettings
+from polar.train.loop_state import Late
 from polar.train.standing import has_spread, is_graded
 from polar.types import Group, Task
 
-__all__ = ["Collect", "Collection", "Collector"]
-
-
-class Collect(Protocol):
-    """Runs sessions: every task `samples` times; groups in the order of the tasks."""
-
-    def __call__(
-        self, tasks: Sequence[Task], *, samples: int, phase: str, step: int
-    ) -> Awaitable[tuple[Group, ...]]:
-        """Start collecting."""
-        ...
+__all__ = ["Collection", "Collector"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +22,13 @@ class Collection:
 
     groups: tuple[Group, ...]
     rollout_s: float
+    """From when the step was begun, or the one before it was complete, until it was complete."""
     refilled: int
     """Groups that were collected in place of groups without spread."""
+    carried: int = 0
+    """Groups of the step before, which did not wait for them."""
+    late: tuple[Late, ...] = ()
+    """Groups of this step, which the next one trains."""
 
 
 class Collector:
@@ -40,7 +37,7 @@ class Collector:
     Args:
         collect: Runs sessions of the policy.
         tasks: Tasks to learn from.
-        settings: Tasks and sessions of a step, refills.
+        settings: Tasks and sessions of a step, refills, late groups.
         seed: Seed of the order of tasks.
         clock: Seconds, monotonic.
     """
@@ -59,29 +56,104 @@ class Collector:
         self._settings = settings
         self._seed = seed
         self._clock = clock
+        self._open: set[Begun] = set()
+        self._late: list[tuple[Begun, tuple[Late, ...]]] = []
+        self._finished_at = clock()
 
     async def collect(self, step: int) -> Collection:
-        """Collect a step's groups, and those of fresh tasks for each group without spread.
+        """Collect a step's groups from the first to the last."""
+        wanted = asyncio.Event()
+        wanted.set()
+        return await self.finish(self.begin(step), wanted)
+
+    def begin(self, step: int) -> Begun:
+        """Let the sessions of a step queue for slots."""
+        return self._begin(step, dict(enumerate(self.tasks_of(step))))
+
+    async def finish(self, begun: Begun, wanted: asyncio.Event) -> Collection:
+        """Wait for the groups of a step, and for those that the step before it left.
+
+        A group without spread is replaced by one of a fresh task. While `wanted` is set up to
+        `late_groups` groups are not waited for: the next step trains them, so that no session is
+        lost for having been a long one.
 
         Source: dynamic sampling, DAPO (arXiv 2503.14476) §3.2.
+
+        Raises:
+            Exception: Whatever broke the collection.
         """
-        started = self._clock()
-        samples, chosen = self._settings.group_size, self.tasks_of(step)
-        groups = await self._collect(chosen, samples=samples, phase="train", step=step)
+        carried = await self._carried()
+        own, late = await begun.enough(wanted)
+        if late:
+            self._late.append((begun, late))
+        else:
+            self._open.discard(begun)
+        refills = await self._refill(begun.step, own, lacking=len(late))
+        groups = self._as_settled((*carried, *own, *refills), begun.step)
+        since = max(begun.started, self._finished_at)
+        self._finished_at = self._clock()
+        return Collection(groups, self._finished_at - since, len(refills), len(carried), late)
+
+    def carry(self, late: Sequence[Late]) -> None:
+        """Collect what an earlier process of the run did not wait for."""
+        by_step: dict[int, list[Late]] = {}
+        for each in late:
+            by_step.setdefault(each.step, []).append(each)
+        for step, ones in by_step.items():
+            tasks = self.tasks_of(step)
+            begun = self._begin(step, {one.place: tasks[one.place] for one in ones})
+            self._late.append((begun, tuple(ones)))
+
+    async def aclose(self) -> None:
+        """Cancel what still runs."""
+        for begun in self._open:
+            await begun.aclose()
+        self._open.clear()
+        self._late.clear()
+
+    def _begin(self, step: int, tasks: Mapping[int, Task]) -> Begun:
+        begun = Begun(
+            self._collect,
+            tasks,
+            samples=self._settings.group_size,
+            step=step,
+            may_lack=self._settings.late_groups,
+            started=self._clock(),
+        )
+        self._open.add(begun)
+        return begun
+
+    async def _carried(self) -> tuple[Group, ...]:
+        """Wait for the groups that the step before did not wait for."""
+        groups: list[Group] = []
+        for begun, late in self._late:
+            groups += await begun.those(late)
+            self._open.discard(begun)
+        self._late.clear()
+        return tuple(groups)
+
+    async def _refill(
+        self, step: int, own: tuple[Group, ...], *, lacking: int
+    ) -> tuple[Group, ...]:
+        """Collect fresh tasks in place of groups without spread; late ones are taken to have it."""
+        refills: tuple[Group, ...] = ()
         spare = self._spare_tasks(step)
+        wanted = self._settings.tasks_per_step - lacking
         for refill in range(1, self._settings.refills + 1):
-            lacking = self._settings.tasks_per_step - sum(has_spread(group) for group in groups)
-            fresh, spare = spare[:lacking], spare[lacking:]
+            missing = wanted - sum(has_spread(group) for group in (*own, *refills))
+            fresh, spare = spare[:missing], spare[missing:]
             if not fresh:
                 break
-            groups += await self._collect(
-                fresh, samples=samples, phase=f"refill{refill}", step=step
+            refills += await self._collect(
+                fresh, samples=self._settings.group_size, phase=f"refill{refill}", step=step
             )
-        refilled = len(groups) - len(chosen)
-        if self._settings.shuffled_rewards:
-            rng = random.Random(f"{self._seed}/control/{step}")
-            groups = tuple(_with_shuffled_rewards(group, rng) for group in groups)
-        return Collection(groups, self._clock() - started, refilled)
+        return refills
+
+    def _as_settled(self, groups: tuple[Group, ...], step: int) -> tuple[Group, ...]:
+        if not self._settings.shuffled_rewards:
+            return groups
+        rng = random.Random(f"{self._seed}/control/{step}")
+        return tuple(_with_shuffled_rewards(group, rng) for group in groups)
 
     def tasks_of(self, step: int) -> tuple[Task, ...]:
         """Choose a step's tasks: seeded passes over all tasks, none twice in a pass."""

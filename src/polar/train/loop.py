@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Protocol
 
 from polar.errors import JournalError, TrainingError
 from polar.train.ahead import Ahead, collecting_ahead
-from polar.train.collecting import Collect, Collection, Collector
+from polar.train.begun import Begun, Collect
+from polar.train.collecting import Collection, Collector
 from polar.train.figures import figures_of, passed
 from polar.train.loop_settings import LoopSettings
-from polar.train.loop_state import Evaluation, LoopState, wilson_interval
+from polar.train.loop_state import Evaluation, Late, LoopState, wilson_interval
 from polar.train.memory import release_freed_memory
 from polar.train.pace import pace
 from polar.train.staleness import within_bound
@@ -147,14 +148,16 @@ class TrainingLoop:
     async def _steps(self) -> None:
         """Take the steps that are left; with a staleness allowed, collect ahead of them."""
         async with AsyncExitStack() as stack:
+            stack.push_async_callback(self._collector.aclose)
+            self._collector.carry(self._state.late)
             ahead = None
             if self._settings.max_staleness:
                 ahead = await stack.enter_async_context(
                     collecting_ahead(
-                        self._collector.collect,
+                        self._collector,
                         first=self._state.step + 1,
                         last=self._settings.steps,
-                        depth=self._settings.max_staleness,
+                        depth=self._settings.depth,
                     )
                 )
             while self._state.step < self._settings.steps and self._time_left():
@@ -185,7 +188,7 @@ class TrainingLoop:
                 lr=wanted.lr,
                 progress=progress,
             )
-            self._advance(warm_started=True)
+            self._advance()
             row = {
                 **asdict(metrics),
                 "phase": "warm_start",
@@ -229,7 +232,7 @@ class TrainingLoop:
             await self._evaluate("heldout")
             self._state = replace(self._state, evaluated=step)
 
-    async def _step(self, step: int, ahead: Ahead[Collection] | None) -> None:
+    async def _step(self, step: int, ahead: Ahead[Begun, Collection] | None) -> None:
         started = self._clock()
         collection = await (self._collector.collect(step) if ahead is None else ahead.take())
         collected = self._clock()
@@ -242,7 +245,7 @@ class TrainingLoop:
 
         def learn(progress: Callable[[float], None], before_update: Callable[[], None]) -> None:
             metrics = self._trainer.step(groups, progress=progress, before_update=before_update)
-            self._advance(step=step)
+            self._advance(step=step, late=collection.late)
             figures = figures_of(groups)
             wait_s, train_s = collected - started, self._clock() - collected
             speed = pace(
@@ -258,6 +261,8 @@ class TrainingLoop:
                 **asdict(figures),
                 **asdict(staleness),
                 "groups_refilled": collection.refilled,
+                "groups_carried": collection.carried,
+                "groups_late": len(collection.late),
                 "rollout_s": collection.rollout_s,
                 "wait_s": wait_s,
                 "train_s": train_s,
@@ -318,12 +323,13 @@ class TrainingLoop:
         needed = self._step_s + self._evaluation_s
         return self.spent_s() + needed < self._settings.minutes * 60
 
-    def _advance(self, *, step: int = 0, warm_started: bool = True) -> None:
+    def _advance(self, *, step: int = 0, late: tuple[Late, ...] = ()) -> None:
         """Count what the trainer has just learned."""
         self._state = replace(
             self._state,
             step=step,
-            warm_started=warm_started,
+            late=late,
+            warm_started=True,
             weight_version=self._trainer.weight_version,
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 __all__ = ["LoopSettings", "WarmStartSettings"]
 
@@ -37,6 +37,10 @@ class LoopSettings(BaseModel):
     """How many weight versions a trained token may be behind. From 1 on the sessions of that many
     coming steps are sampled while a step is trained, and sampling stops only while the weights
     change. 0: sampling and training take turns."""
+    late_groups: int = Field(default=0, ge=0)
+    """How many of a step's groups training does not wait for once it has nothing else to do. The
+    next step trains them, so nothing is lost for having taken long; it takes one of the weight
+    versions that `max_staleness` allows."""
     refills: int = Field(default=0, ge=0)
     """How often a step collects fresh tasks in place of groups whose rewards do not differ."""
     shuffled_rewards: bool = False
@@ -53,3 +57,18 @@ class LoopSettings(BaseModel):
     """Time budget of the whole run: no step is begun that would not leave time to evaluate."""
     warm_start: WarmStartSettings = WarmStartSettings()
     """The supervised warm start."""
+
+    @property
+    def depth(self) -> int:
+        """Steps that are collected before their turn."""
+        return self.max_staleness - bool(self.late_groups)
+
+    @model_validator(mode="after")
+    def _late_groups_are_young_enough(self) -> LoopSettings:
+        if self.late_groups and not self.max_staleness:
+            raise ValueError("late_groups needs max_staleness of 1 or more: late is a version old")
+        if self.late_groups and self.late_groups >= self.tasks_per_step:
+            raise ValueError(
+                f"late_groups must be below tasks_per_step, which is {self.tasks_per_step}"
+            )
+        return self

@@ -10,7 +10,7 @@ from pathlib import Path
 from polar.errors import ConfigError
 from polar.train.checkpoint import replacing_file
 
-__all__ = ["Evaluation", "LoopState", "wilson_interval"]
+__all__ = ["Evaluation", "Late", "LoopState", "wilson_interval"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,16 @@ class Evaluation:
     low: float
     high: float
     rollout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """A group that its step did not wait for; the next step trains it."""
+
+    step: int
+    """The step whose task it is."""
+    place: int
+    """The task's number within that step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +50,8 @@ class LoopState:
     evaluated: int = 0
     """The last step after which the held-out tasks were measured, between the first and the last
     evaluation."""
+    late: tuple[Late, ...] = ()
+    """Groups that the last finished step did not wait for."""
 
     def trainer_path(self, folder: Path) -> Path:
         """Name the file of the trainer's state."""
@@ -60,9 +72,10 @@ class LoopState:
         try:
             raw = json.loads(path.read_text())
             version, before = raw.pop("version"), raw.pop("before")
+            late = tuple(Late(**each) for each in raw.pop("late", []))
             if version != 1:
                 raise ValueError(f"it has version {version}, not 1")
-            return cls(before=Evaluation(**before) if before else None, **raw)
+            return cls(before=Evaluation(**before) if before else None, late=late, **raw)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(
                 f"the run's state cannot be read: {error}",

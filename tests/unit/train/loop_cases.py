@@ -92,6 +92,7 @@ class Bench:
         self.seconds = 0.0
         self.expert_passes = True
         self.while_collecting = nothing_happens
+        self.before_group = nothing_happens
         self.loop = TrainingLoop(
             trainer=self.trainer,
             collect=self.collect,
@@ -110,18 +111,29 @@ class Bench:
             clock=lambda: self.now,
         )
 
-    async def collect(self, chosen: Sequence[Task], *, samples: int, phase: str, step: int):
+    async def collect(
+        self,
+        chosen: Sequence[Task],
+        *,
+        samples: int,
+        phase: str,
+        step: int,
+        places: Sequence[int] | None = None,
+        on_group=lambda group: None,
+    ):
         self.diary.append(f"{phase} {step}")
         if phase == "train":
             self.chosen.append([task.id for task in chosen])
         self.now += self.seconds
         version = self.trainer.weight_version
         await self.while_collecting(phase, step)
-        earned = [(hash_of(t.id) + self.trainer.weights) % 1.0 for t in chosen]
-        return tuple(
-            Group(t.id, t, self.sessions_of(t, reward, samples, version))
-            for t, reward in zip(chosen, earned, strict=True)
-        )
+        groups = []
+        for task in chosen:
+            await self.before_group(step, task)
+            reward = (hash_of(task.id) + self.trainer.weights) % 1.0
+            groups.append(Group(task.id, task, self.sessions_of(task, reward, samples, version)))
+            on_group(groups[-1])
+        return tuple(groups)
 
     def sessions_of(self, task: Task, reward: float, samples: int, version: int):
         return (session(reward, version),) * samples
@@ -146,5 +158,5 @@ def session(reward: float, version: int = 0):
     return make_trajectory(make_trace([1, 2, 3], [1, 2], version=version), reward=reward)
 
 
-async def nothing_happens(phase: str, step: int) -> None:
+async def nothing_happens(*_: object) -> None:
     pass
