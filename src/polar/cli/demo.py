@@ -22,6 +22,10 @@ _HARNESS_SETTINGS: dict[str, dict[str, Any]] = {
 }
 """What is set besides base URL, key and model, so that a tiny model's sessions stay short."""
 
+_STALENESS = {"embedded": 0}
+"""The embedded engine shares its cores with the trainer: taking turns takes as long, and what is
+trained is never stale."""
+
 _OVERRIDES: dict[str, list[str]] = {
     "pi": [
         "rollout.max_calls=4",
@@ -131,6 +135,7 @@ def demo_config(  # noqa: PLR0913 - one parameter a flag
             "minutes": minutes,
             "tasks_per_step": 6,
             "group_size": 8,
+            "max_staleness": _STALENESS.get(engine, 1),
             "heldout_sessions": 96,
             "save_every": 5,
             "warm_start": {"sessions": 40, "epochs": 1, "batch_sessions": 8, "lr": 5e-5},
