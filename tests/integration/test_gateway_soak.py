@@ -2,17 +2,14 @@
 
 import asyncio
 import gc
-import json
 import math
-import os
 import random
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import suppress
 
-import httpx
 import pytest
 from gateway_support import END, START, ByteRenderer, Setup
+from soak_support import SESSIONS, TURNS, descriptors, play_all
 
 from polar.engines.base import Capabilities, Chunk, SampleRequest
 from polar.errors import EngineError
@@ -23,10 +20,7 @@ from polar.types import CallId
 
 pytestmark = pytest.mark.timeout(600)
 
-SESSIONS = 1000
-AT_ONCE = 64
-TURNS = 3
-FAILS, HANGS_UP, SLOW = 0.08, 0.1, 0.2
+FAILS, SLOW = 0.08, 0.2
 
 
 class FailingEngine:
@@ -64,76 +58,15 @@ class FailingEngine:
         return Capabilities("failing", 100_000, True, True, True)
 
 
-class Client:
-    """One session's harness: three turns, streamed or not, tried again until they succeed."""
-
-    def __init__(self, setup: Setup, http: httpx.AsyncClient, number: int) -> None:
-        self._http = http
-        self._setup = setup
-        self._word = f"word{number}"
-        self._random = random.Random(number)
-        self.replies: list[str] = []
-        self.session = None
-
-    async def run(self) -> None:
-        self.session = await self._setup.open()
-        messages = [{"role": "user", "content": f"{self._word} begins"}]
-        for turn in range(TURNS):
-            reply = None
-            while reply is None:
-                reply = await self._ask(messages)
-            assert reply.split()[0] == self._word, "a reply of another session"
-            self.replies.append(reply)
-            messages.append({"role": "assistant", "content": reply})
-            messages.append({"role": "user", "content": f"turn {turn}"})
-        await self._setup.gateway.close(self.session.id)
-
-    async def _ask(self, messages: list[dict]) -> str | None:
-        body = {"model": "m", "messages": messages, "stream": self._random.random() < 0.5}
-        url = f"/s/{self.session.key}/v1/chat/completions"
-        if not body["stream"]:
-            answer = await self._http.post(url, json=body)
-            if not answer.is_success:
-                return None
-            return answer.json()["choices"][0]["message"]["content"]
-        with suppress(httpx.HTTPError):
-            async with self._http.stream("POST", url, json=body) as answer:
-                return await self._read(answer)
-        return None
-
-    async def _read(self, answer: httpx.Response) -> str | None:
-        leaves_after = self._random.randrange(1, 8) if self._random.random() < HANGS_UP else None
-        text, events = "", 0
-        async for line in answer.aiter_lines():
-            if line == "data: [DONE]":
-                return text
-            if line.startswith("data: ") and "choices" in (event := json.loads(line[6:])):
-                text += event["choices"][0]["delta"].get("content") or ""
-                events += 1
-            if events == leaves_after:
-                return None
-        return None
-
-
 async def test_no_call_is_lost_doubled_or_mixed_up_and_nothing_leaks(tmp_path):
     engine = FailingEngine(seed=0)
     settings = GatewaySettings(disconnect_grace_s=0.0)
-    tasks_before, open_before = len(asyncio.all_tasks()), _descriptors()
+    tasks_before, open_before = len(asyncio.all_tasks()), descriptors()
     async with SqliteJournal.open(tmp_path / "journal.db") as journal:
         gateway = Gateway(engine, ByteRenderer(), journal, settings)
         async with gateway.serve() as address:
             setup = Setup(gateway, engine, journal, address.url)
-            async with setup.http() as http:
-                clients = [Client(setup, http, number) for number in range(SESSIONS)]
-                gate = asyncio.Semaphore(AT_ONCE)
-
-                async def within(client: Client) -> None:
-                    async with gate:
-                        await client.run()
-
-                async with asyncio.TaskGroup() as group:
-                    for client in clients:
-                        group.create_task(within(client))
+            clients = await play_all(setup)
         seen: Counter[CallId] = Counter()
         endings: Counter[str] = Counter()
         for client in clients:
@@ -144,7 +77,7 @@ async def test_no_call_is_lost_doubled_or_mixed_up_and_nothing_leaks(tmp_path):
             check(calls, build(calls))
             said = [call.reply.content for call in calls if call.finish_reason == "stop"]
             assert set(client.replies) <= set(said)
-            assert all(reply.split()[0] == client._word for reply in said)
+            assert all(reply.split()[0] == client.word for reply in said)
     assert engine.open == 0
     assert set(seen.values()) == {1}
     assert {call_id for call_id, (_, ids, _) in engine.tape.items() if ids} <= set(seen)
@@ -153,8 +86,4 @@ async def test_no_call_is_lost_doubled_or_mixed_up_and_nothing_leaks(tmp_path):
     assert endings["abandoned"] > 0
     gc.collect()
     assert len(asyncio.all_tasks()) == tasks_before
-    assert _descriptors() <= open_before + 2
-
-
-def _descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
+    assert descriptors() <= open_before + 2
