@@ -1,0 +1,141 @@
+"""A training run that is killed and resumed ends where one that was never stopped ends."""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from rollout_support import task
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from polar.rendering.tiny import tiny_tokenizer
+from polar.tasks import write_tasks
+
+ENGINE = """
+import hashlib
+
+from pydantic import BaseModel, ConfigDict
+
+from polar.engines.scripted import ScriptedEngine
+
+
+class Settings(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class HashedEngine(ScriptedEngine):
+    '''What it says follows from the prompt alone.'''
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(lambda ids: list(hashlib.sha256(repr(ids).encode()).digest()[:6]))
+"""
+
+AGENT = """
+import json, os, sys, urllib.request
+
+base_url, key, instruction = sys.argv[1:4]
+sample = os.path.basename(os.getcwd()).split("-")[3]
+messages = []
+for question in (instruction, "and then"):
+    messages.append({"role": "user", "content": f"{question} {sample}"})
+    body = json.dumps({"model": "m", "messages": messages}).encode()
+    headers = {"Authorization": "Bearer " + key, "Content-Type": "application/json"}
+    request = urllib.request.Request(base_url + "/chat/completions", body, headers)
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        reply = json.load(answer)["choices"][0]["message"]["content"]
+    messages.append({"role": "assistant", "content": reply})
+with open("out", "w") as file:
+    file.write("42" if int(sample) % 2 else "41")
+"""
+"""Asks for its own sample's sake, and passes where the sample's number is odd."""
+
+
+@pytest.fixture
+def at(tmp_path: Path) -> Path:
+    """A folder with a model, tasks, a config, and an engine that a package offers."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.save_pretrained(tmp_path / "model")
+    torch.manual_seed(0)
+    shape = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    LlamaForCausalLM(shape).save_pretrained(tmp_path / "model")
+    package = tmp_path / "package" / "hashed-1.0.dist-info"
+    package.mkdir(parents=True)
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: hashed\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text("[polar.engines]\nhashed = hashed:HashedEngine\n")
+    (package.parent / "hashed.py").write_text(ENGINE)
+    (tmp_path / "agent.py").write_text(AGENT)
+    agent = f"exec {shlex.quote(sys.executable)} -I -S {tmp_path}/agent.py"
+    write_tasks(tmp_path / "train.jsonl", [task(f"task {n}", name=n) for n in "abcdef"])
+    settings = {
+        "model": str(tmp_path / "model"),
+        "engine": {"name": "hashed"},
+        "harness": {
+            "name": "shell",
+            "settings": {"command": f"{agent} {{base_url}} {{key}} {{instruction}}"},
+        },
+        "runtime": {"name": "local", "settings": {"preload": False}},
+        "tasks": {"train": str(tmp_path / "train.jsonl")},
+        "train": {"lr": 1e-2},
+        "loop": {"steps": 8, "tasks_per_step": 2, "group_size": 2, "save_every": 1},
+    }
+    (tmp_path / "run.json").write_text(json.dumps(settings))
+    return tmp_path
+
+
+def start(at: Path, *arguments: object) -> subprocess.Popen[str]:
+    program = "from polar.cli.app import main; main()"
+    return subprocess.Popen(
+        [sys.executable, "-c", program, "train", *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": str(at / "package"), "OMP_NUM_THREADS": "1"},
+        cwd=at,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def finished(process: subprocess.Popen[str]) -> None:
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, said
+
+
+def trained_steps(run: Path) -> list[dict]:
+    try:
+        rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    except FileNotFoundError:
+        return []
+    return [row for row in rows if row["phase"] == "train"]
+
+
+@pytest.mark.timeout(300)
+def test_a_run_that_is_killed_and_resumed_has_the_same_weights_bit_for_bit(at):
+    finished(start(at, "run.json", "--run-dir", at / "whole"))
+    killed = start(at, "run.json", "--run-dir", at / "killed")
+    while len(trained_steps(at / "killed")) < 2:
+        assert killed.poll() is None
+        time.sleep(0.005)
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate(timeout=30)
+    assert len(trained_steps(at / "killed")) < 8
+    finished(start(at, "--resume", at / "killed"))
+
+    whole, again = trained_steps(at / "whole"), trained_steps(at / "killed")
+    for what in ("step", "loss", "grad_norm", "reward_mean", "sampled_tokens", "weight_version"):
+        assert [row[what] for row in whole] == [row[what] for row in again], what
+    weights = "checkpoints/final/model.safetensors"
+    assert (at / "whole" / weights).read_bytes() == (at / "killed" / weights).read_bytes()
+    assert (at / "whole" / weights).read_bytes() != (at / "model/model.safetensors").read_bytes()
