@@ -5,7 +5,7 @@ import pytest
 from polar.engines import SampleRequest
 from polar.errors import EngineError
 from polar.rollout import ExpertEngine, Plan
-from polar.rollout.service import reward_of
+from polar.rollout.endings import reward_of
 from polar.types import Cancelled, Completed, Failed, Grade, Message, Sampling, SessionId, TimedOut
 
 
