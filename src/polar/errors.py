@@ -25,7 +25,8 @@ PolarError                what went wrong, where, and what to do about it
 ├── UnknownRoute          no dialect serves this method and path (HTTP 404)
 ├── Unauthorized          an unknown session key (HTTP 401)
 ├── FidelityError         a law of token fidelity does not hold                exit code 8
-└── TrainingError         training cannot go on (no trainable token, NaN)      exit code 9
+├── TrainingError         training cannot go on (no trainable token, NaN)      exit code 9
+└── SessionsBroken        session after session ends without a grade           exit code 10
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ __all__ = [
     "ScorerFailed",
     "ServerFailed",
     "ServerLost",
+    "SessionsBroken",
     "SetupError",
     "StaleAttempt",
     "StaleWeights",
@@ -208,3 +210,9 @@ class TrainingError(PolarError):
     """Training cannot go on."""
 
     exit_code = 9
+
+
+class SessionsBroken(PolarError):
+    """Session after session ends without a grade, so the run would only burn time."""
+
+    exit_code = 10

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from polar import engines, harnesses, models, runtimes
 from polar.cli.engine_log import engine_log
+from polar.cli.log_file import run_log
 from polar.cli.run_folder import RunFolder
 from polar.config import RunConfig
 from polar.engines.base import Engine
@@ -154,6 +155,7 @@ async def compose(
         if trainer is not None and trainer.notice is not None:
             say(f"[yellow]note:[/yellow] {trainer.notice}")
         folder = RunFolder(run_dir)
+        await stack.enter_async_context(run_log(folder.log))
         await stack.enter_async_context(engine_log(folder.engine_log))
         taped = TapedEngine(engine, folder.tape)
         stack.push_async_callback(taped.aclose)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
-import queue
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
-from logging.handlers import QueueHandler, QueueListener
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from polar.cli.findings import Finding
+from polar.cli.log_file import log_file
 from polar.engines.servers.events import LOGGER, EventName
 
 __all__ = ["check_engine_log", "engine_log"]
@@ -32,23 +30,9 @@ class _Line(BaseModel):
     detail: str
 
 
-@asynccontextmanager
-async def engine_log(path: Path) -> AsyncIterator[None]:
-    """Append what happens to servers to a file of JSON lines, from a thread of its own."""
-    records: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
-    handler = QueueHandler(records)
-    file = await asyncio.to_thread(logging.FileHandler, path, delay=True)
-    file.setFormatter(_JsonLines())
-    listener = QueueListener(records, file)
-    logger = logging.getLogger(LOGGER)
-    logger.addHandler(handler)
-    listener.start()
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        await asyncio.to_thread(listener.stop)
-        file.close()
+def engine_log(path: Path) -> AbstractAsyncContextManager[None]:
+    """Append what happens to servers to a file of JSON lines."""
+    return log_file(path, logger=LOGGER, formatter=_JsonLines())
 
 
 def check_engine_log(path: Path) -> Iterator[Finding]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from polar import harnesses, trajectory
+from polar.cli.log_file import run_log
 from polar.cli.run_folder import RunFolder
 from polar.cli.work import write_trajectories
 from polar.config import RunConfig
@@ -91,7 +92,10 @@ async def work_here(
     sampler, renderer = model
     engine = TapedEngine(sampler, folder.tape)
     try:
-        async with SqliteJournal.open(folder.journal, settings=config.journal) as journal:
+        async with (
+            run_log(folder.log),
+            SqliteJournal.open(folder.journal, settings=config.journal) as journal,
+        ):
             gateway = Gateway(engine, renderer, journal, config.gateway)
             async with gateway.serve() as address:
                 return await _session(config, (gateway, address.url), journal, folder, work)

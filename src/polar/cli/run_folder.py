@@ -51,6 +51,11 @@ class RunFolder:
         return self.path / "engine.log"
 
     @property
+    def log(self) -> Path:
+        """What went wrong without ending the run, with tracebacks; absent where nothing did."""
+        return self.path / "run.log"
+
+    @property
     def home(self) -> Path:
         """The private home of a harness that ran in the user's own folder."""
         return self.path / "home"

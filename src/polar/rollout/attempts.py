@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
@@ -14,6 +15,7 @@ from polar.evaluators.base import Evaluation
 from polar.gateway import Gateway
 from polar.harnesses.base import Harness
 from polar.rollout.endings import state_of
+from polar.rollout.faults import describe
 from polar.rollout.grading import graded
 from polar.rollout.plan import Plan, SessionEvent
 from polar.rollout.running import HarnessRuns
@@ -24,6 +26,8 @@ from polar.tasks import lay_out
 from polar.types import Failed, Outcome, Session, Stage, Task, TimedOut
 
 __all__ = ["Attempts"]
+
+_log = logging.getLogger("polar.rollout")
 
 
 class Attempts:
@@ -88,10 +92,27 @@ class Attempts:
             raise
         except PolarError as error:
             outcome = Failed(at.stage, str(error))
+        except asyncio.CancelledError as error:
+            task_now = asyncio.current_task()
+            if task_now is None or task_now.cancelling():
+                raise
+            outcome = self._fault(session, at, error)  # nobody asked for it
+        except (Exception, SystemExit) as error:  # harness, grader and runtime may be plug-ins
+            outcome = self._fault(session, at, error)
         if self._gateway.failure is not None:
             raise self._gateway.failure
         await self._journal.set_state(session, state_of(outcome), outcome)
         return outcome
+
+    def _fault(self, session: Session, at: _At, error: BaseException) -> Failed:
+        _log.error(
+            "session %s, attempt %d, while %s",
+            session.id,
+            session.attempt,
+            at.stage,
+            exc_info=error,
+        )
+        return Failed(at.stage, describe(error))
 
     async def _through(self, task: Task, session: Session, at: _At) -> Outcome:
         """Pass the stages; however this is left, sandbox, slots and work folder are free."""

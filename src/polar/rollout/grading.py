@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
-from polar.errors import PolarError
 from polar.evaluators import from_spec
 from polar.evaluators.base import Evaluation
 from polar.rollout.running import Ran
 from polar.runtimes.base import ExecResult
 from polar.store.base import Journal
-from polar.types import Completed, Failed, Outcome, Session, TimedOut
+from polar.store.outcomes import encode_outcome
+from polar.types import Completed, Failed, Grade, Outcome, Session, TimedOut
 
 __all__ = ["graded"]
 
@@ -28,15 +29,25 @@ async def graded(
         return Failed("running", broken)
     evaluator = from_spec(evaluation.task.evaluator)
     async with asyncio.timeout(evaluation.task.limits.grade_s):
-        try:
-            grade = await evaluator.grade(evaluation)
-        except (PolarError, TimeoutError):
-            raise
-        except Exception as error:  # a grader may be anyone's code
-            return Failed("grading", f"the grader broke: {error!r}")
+        grade = await evaluator.grade(evaluation)
+    if (wrong := _not_kept(grade)) is not None:
+        return Failed("grading", f"the grader {evaluation.task.evaluator.name} gave {wrong}")
     if ran.result is None:
         return TimedOut("running", grade)
     return Completed(grade, ran.result.exit_code)
+
+
+def _not_kept(grade: object) -> str | None:
+    """Say why what a grader gave, which may be anyone's code, cannot be put on record."""
+    if not isinstance(grade, Grade):
+        return f"{grade!r}, which is no grade"
+    if not isinstance(grade.reward, int | float) or not math.isfinite(grade.reward):
+        return f"the reward {grade.reward!r}, which is no finite number"
+    try:
+        encode_outcome(Completed(grade, 0))
+    except TypeError as error:
+        return f"details that are no JSON: {error}"
+    return None
 
 
 async def _broken(session: Session, result: ExecResult, journal: Journal) -> str | None:

@@ -14,6 +14,7 @@ from polar.gateway import Gateway
 from polar.harnesses.base import Harness
 from polar.rollout.attempts import Attempts
 from polar.rollout.endings import is_graded, reward_of, state_of
+from polar.rollout.faults import FaultStreak
 from polar.rollout.plan import Plan, SessionEvent
 from polar.rollout.settings import RolloutSettings
 from polar.runtimes.base import Runtime
@@ -56,6 +57,7 @@ class Rollout:
         self._settings = settings
         self._on_event = on_event
         self._new_key = new_key
+        self._streak = FaultStreak(settings.stop_after_failures)
         self._attempts = Attempts(
             gateway=gateway,
             gateway_url=gateway_url,
@@ -76,6 +78,7 @@ class Rollout:
         Raises:
             JournalError: The journal can no longer be written; nothing unrecorded was sent.
             FidelityError: The calls of a session contradict each other.
+            SessionsBroken: Session after session ended without a grade.
         """
         known = await self._known(plan)
         finished: asyncio.Queue[Group | BaseException] = asyncio.Queue()
@@ -145,8 +148,8 @@ class Rollout:
             if is_graded(outcome):
                 break
         done = await self._trajectory(task, session, outcome)
-        state = state_of(outcome)
-        self._on_event(SessionEvent(session.id, state, done))
+        self._on_event(SessionEvent(session.id, state_of(outcome), done))
+        self._streak.add(session.id, outcome)
         return done
 
     async def _take_over(self, plan: Plan, task: Task, record: SessionRecord) -> Trajectory | None:

@@ -24,6 +24,8 @@ class RolloutSettings(BaseModel):
     """Graders at the same time."""
     max_attempts: int = Field(default=2, ge=1)
     """Attempts of a session that failed through no fault of the model (sandbox, engine)."""
+    stop_after_failures: int | None = Field(default=32, ge=1)
+    """Sessions in a row that end without a grade before the run is stopped; absent: never."""
     temperature: float = Field(default=1.0, gt=0)
     """Sampling temperature of training and evaluation, whatever the harness asks for."""
     top_p: float = Field(default=1.0, gt=0, le=1)
