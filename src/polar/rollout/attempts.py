@@ -20,6 +20,7 @@ from polar.rollout.grading import graded
 from polar.rollout.plan import Plan, SessionEvent
 from polar.rollout.running import HarnessRuns
 from polar.rollout.settings import RolloutSettings
+from polar.rollout.slots import Slots
 from polar.runtimes.base import Runtime, Sandbox, SandboxSpec
 from polar.store.base import Journal
 from polar.tasks import lay_out
@@ -71,10 +72,10 @@ class Attempts:
         self._runs = HarnessRuns(
             gateway=gateway, harness=harness, model_name=model_name, settings=settings
         )
-        self._preparing = asyncio.Semaphore(settings.prepare_workers)
-        self._ready = asyncio.Semaphore(settings.ready_buffer)
-        self._running = asyncio.Semaphore(settings.run_workers)
-        self._grading = asyncio.Semaphore(settings.grade_workers)
+        self._preparing = Slots(settings.prepare_workers)
+        self._ready = Slots(settings.ready_buffer)
+        self._running = Slots(settings.run_workers)
+        self._grading = Slots(settings.grade_workers)
 
     async def run(self, plan: Plan, task: Task, session: Session) -> Outcome:
         """Run one attempt; what breaks is an outcome, not an exception.
@@ -85,7 +86,7 @@ class Attempts:
         await self._journal.open_session(session, phase=plan.phase, step=plan.step)
         at = _At()
         try:
-            outcome = await self._through(task, session, at)
+            outcome = await self._through(task, session, at, rank=plan.step)
         except TimeoutError:
             outcome = TimedOut(at.stage)
         except JournalError:
@@ -114,15 +115,18 @@ class Attempts:
         )
         return Failed(at.stage, describe(error))
 
-    async def _through(self, task: Task, session: Session, at: _At) -> Outcome:
-        """Pass the stages; however this is left, sandbox, slots and work folder are free."""
+    async def _through(self, task: Task, session: Session, at: _At, *, rank: int) -> Outcome:
+        """Pass the stages, earlier steps first.
+
+        However this is left, sandbox, slots and work folder are free.
+        """
         work_dir = self._work_root / f"{session.id}-{session.attempt}"
         async with AsyncExitStack() as stack:
             stack.push_async_callback(
                 asyncio.to_thread, shutil.rmtree, work_dir, ignore_errors=True
             )
-            async with self._preparing:
-                await self._ready.acquire()
+            async with self._preparing.hold(rank):
+                await self._ready.acquire(rank)
                 release_ready = _Once(self._ready.release)
                 stack.callback(release_ready)
                 await self._enter(session, at, "preparing")
@@ -130,12 +134,12 @@ class Attempts:
                     sandbox_stack = await stack.enter_async_context(AsyncExitStack())
                     sandbox = await self._prepare(task, work_dir, sandbox_stack)
             self._on_event(SessionEvent(session.id, "ready"))
-            async with self._running:
+            async with self._running.hold(rank):
                 release_ready()
                 await self._enter(session, at, "running")
                 ran = await self._runs.run(task, session, sandbox)
             await sandbox_stack.aclose()
-            async with self._grading:
+            async with self._grading.hold(rank):
                 await self._enter(session, at, "grading")
                 evaluation = Evaluation(task, work_dir, self._runtime)
                 return await graded(session, evaluation, ran, journal=self._journal)
