@@ -29,10 +29,13 @@ import subagent_sessions  # noqa: E402
 
 PAGE = ROOT / "docs" / "harnesses.md"
 WIRE = {
+    "aider": "OpenAI Chat",
+    "claude_agent_sdk": "Anthropic Messages",
     "claude_code": "Anthropic Messages",
     "codex": "OpenAI Responses",
     "gemini_cli": "Google generateContent",
     "mini_swe_agent": "OpenAI Chat",
+    "openai_agents": "OpenAI Responses",
     "opencode": "OpenAI Chat",
     "pi": "OpenAI Chat",
     "qwen_code": "OpenAI Chat",

@@ -32,6 +32,7 @@ class Way:
 
 
 WAYS = {
+    "claude_agent_sdk": Way("claude_agent_sdk", "CRITICAL: Respond with TEXT ONLY", 60_000, 25_000),
     "claude_code": Way("claude_code", "CRITICAL: Respond with TEXT ONLY", 60_000, 25_000),
     "codex": Way("codex", "CONTEXT CHECKPOINT COMPACTION", 40_000, 25_000),
     "gemini_cli": Way(

@@ -43,6 +43,7 @@ def task(tool: str, kind: str) -> Callable[[str], Message]:
 
 
 WAYS = {
+    "claude_agent_sdk": Way(task("Agent", "general-purpose"), settings={"subagents": True}),
     "claude_code": Way(task("Agent", "general-purpose"), settings={"subagents": True}),
     "codex": Way(
         lambda errand: use("multi_agent_v1__spawn_agent", message=told(errand)),

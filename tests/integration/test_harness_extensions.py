@@ -51,6 +51,7 @@ description: Says how greetings are written in this team.
 Run `greet.sh` of this folder.
 """
 FOLDERS = {
+    "claude_agent_sdk": ".claude/skills",
     "claude_code": ".claude/skills",
     "codex": ".codex/skills",
     "gemini_cli": ".gemini/skills",
@@ -58,6 +59,8 @@ FOLDERS = {
     "qwen_code": ".qwen/skills",
 }
 """Preset -> where it looks for skills, in the home."""
+ROOM = {"openai_agents": {}}
+"""Preset -> how it is told of a long context; it never summarises."""
 
 
 @pytest.fixture
@@ -89,9 +92,11 @@ def session_folder(tmp_path) -> Path:
     return tmp_path / "session"
 
 
-@pytest.mark.parametrize("name", FOLDERS)
+@pytest.mark.parametrize("name", [*FOLDERS, "openai_agents"])
 async def test_the_model_calls_a_tool_of_an_mcp_server(name, server, session_folder):
-    harness = made(name, context_window=ROOMY, mcp_servers={"scales": server})
+    harness = made(
+        name, **ROOM.get(name, {"context_window": ROOMY}), mcp_servers={"scales": server}
+    )
     offered: list[str] = []
 
     def script(turn: Turn) -> Message:

@@ -23,10 +23,13 @@ pytestmark = pytest.mark.timeout(300)
 
 PROGRAM = Path(__file__).parent.parent / "support" / "run_here.py"
 PRESETS = (
+    "aider",
+    "claude_agent_sdk",
     "claude_code",
     "codex",
     "gemini_cli",
     "mini_swe_agent",
+    "openai_agents",
     "opencode",
     "pi",
     "qwen_code",
@@ -113,14 +116,17 @@ def test_a_real_harness_works_here_and_is_on_record_and_nothing_of_the_users_is_
     ((record, calls),) = place.sessions()
     assert record.outcome == Ended(0)
     assert [call.kind for call in calls] == ["main"] * len(calls)
-    assert len(calls) >= 3
+    assert len(calls) >= (1 if name == "aider" else 3)
     found = verify_run(RunFolder(place.run))
     assert found.violations == []
     assert found.counts["trajectories equal to the rebuilt ones"] == 1
     assert found.counts["tokens kept"] == found.counts["sampled tokens"] > 0
 
 
-@pytest.mark.parametrize("name", ["codex", "claude_code", "gemini_cli"])
+@pytest.mark.parametrize(
+    "name",
+    ["aider", "claude_agent_sdk", "claude_code", "codex", "gemini_cli", "openai_agents"],
+)
 def test_without_a_yes_the_harness_keeps_its_own_approvals(name, place):
     install(checked(name, settings_model("harness", name)(cache=CACHE)))
     place.variables["COMMANDS"] = f"echo hello > {place.home}/outside.txt"

@@ -17,7 +17,10 @@ from polar.runtimes import default_runtime
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
-FITTING = ("claude_code", "codex", "mini_swe_agent", "pi")
+FITTING = (
+    *("aider", "claude_agent_sdk", "claude_code", "codex"),
+    *("mini_swe_agent", "openai_agents", "pi"),
+)
 TOO_LONG = ("gemini_cli", "qwen_code")
 """Their first prompt alone is longer than the 8,192 tokens that the small model can hold."""
 TIGHT = "opencode"

@@ -11,11 +11,14 @@ from pydantic import BaseModel, ConfigDict
 from polar import engines, harnesses, runtimes
 from polar.engines.settings import EmbeddedSettings, LlamaCppSettings, VllmSettings
 from polar.harnesses.settings import (
+    AiderSettings,
+    ClaudeAgentSdkSettings,
     ClaudeCodeSettings,
     CodexSettings,
     GeminiCliSettings,
     HarnessSettings,
     MiniSweAgentSettings,
+    OpenAiAgentsSettings,
     OpenCodeSettings,
     PiSettings,
     QwenCodeSettings,
@@ -57,10 +60,13 @@ _OWN: Mapping[str, Mapping[str, type[BaseModel]]] = {
         "scripted": NoSettings,
     },
     "harness": {
+        "aider": AiderSettings,
+        "claude_agent_sdk": ClaudeAgentSdkSettings,
         "claude_code": ClaudeCodeSettings,
         "codex": CodexSettings,
         "gemini_cli": GeminiCliSettings,
         "mini_swe_agent": MiniSweAgentSettings,
+        "openai_agents": OpenAiAgentsSettings,
         "opencode": OpenCodeSettings,
         "pi": PiSettings,
         "qwen_code": QwenCodeSettings,

@@ -13,10 +13,13 @@ _FAMILY: Family[Callable[..., Harness]] = Family(
     "harness",
     "polar.harnesses",
     {
+        "aider": "polar.harnesses.aider:Aider",
+        "claude_agent_sdk": "polar.harnesses.claude_agent_sdk:ClaudeAgentSdk",
         "claude_code": "polar.harnesses.claude_code:ClaudeCode",
         "codex": "polar.harnesses.codex:Codex",
         "gemini_cli": "polar.harnesses.gemini_cli:GeminiCli",
         "mini_swe_agent": "polar.harnesses.mini_swe_agent:MiniSweAgent",
+        "openai_agents": "polar.harnesses.openai_agents:OpenAiAgents",
         "opencode": "polar.harnesses.opencode:OpenCode",
         "pi": "polar.harnesses.pi:Pi",
         "qwen_code": "polar.harnesses.qwen_code:QwenCode",

@@ -7,10 +7,17 @@ from collections.abc import Mapping, Sequence
 
 from polar.harnesses.attending import typed
 from polar.harnesses.base import Launch, LaunchRequest
+from polar.harnesses.claude_programs import (
+    FOLDER,
+    HIDES,
+    SKILLS,
+    kind_of_call,
+    offered_tools,
+    variables,
+)
 from polar.harnesses.expert import tool_turns
 from polar.harnesses.extensions import json_servers, with_skills
 from polar.harnesses.npm import NpmHarness, NpmProgram
-from polar.harnesses.openings import asks_after_a_reply
 from polar.harnesses.settings import ClaudeCodeSettings
 from polar.runtimes.base import ProcessSpec
 from polar.types import CallKind, Chat, Message
@@ -19,23 +26,9 @@ __all__ = ["VERSION", "ClaudeCode"]
 
 VERSION = "2.1.332"
 
-_QUIET = {
-    "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-    "CLAUDE_CODE_DISABLE_EXPERIMENTAL_BETAS": "1",
-    "CLAUDE_CODE_DISABLE_THINKING": "1",
-    "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
-    "DISABLE_PROMPT_CACHING": "1",
-    "ENABLE_TOOL_SEARCH": "false",
-}
-_AGENT = "Agent"
-_SKILL = "Skill"
-_FOLDER = ".claude"
-_SKILLS = f"{_FOLDER}/skills"
-_SERVERS = f"{_FOLDER}/mcp-servers.json"
-_HIDES = ("ANTHROPIC_", "CLAUDE_", "CLAUDECODE")
+_SERVERS = f"{FOLDER}/mcp-servers.json"
 _KEY_TAIL = 20
 """So much of a key it keeps to know it again."""
-_COMPACTION = "CRITICAL: Respond with TEXT ONLY"
 
 
 class ClaudeCode(NpmHarness[ClaudeCodeSettings]):
@@ -64,26 +57,15 @@ class ClaudeCode(NpmHarness[ClaudeCodeSettings]):
             *(*self._start(request), "--model", request.model),
             *(() if request.interactive else ("--print",)),
             *_approvals(request),
-            *(("--tools", ",".join(self._tools())) if settings.tools else ()),
+            *(("--tools", ",".join(tools)) if (tools := offered_tools(settings)) else ()),
             *(("--bare",) if settings.bare else ()),
             *(self._servers_flags(request) if settings.mcp_servers else ()),
             *settings.extra_args,
         )
-        folder = f"{request.place.home}/{_FOLDER}"
-        env = {
-            **_QUIET,
-            # It refuses to work without asking as root unless it is told that it is confined.
-            **({} if request.asks else {"IS_SANDBOX": "1"}),
-            "CLAUDE_CONFIG_DIR": folder,
-            "ANTHROPIC_BASE_URL": request.base_url,
-            "ANTHROPIC_API_KEY": request.key,
-            "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(settings.context_window),
-            "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(settings.max_tokens),
-            "CLAUDE_CODE_MAX_RETRIES": str(settings.retries),
-        }
         first = ("--", request.instruction) if request.interactive and request.instruction else ()
-        argv = with_skills((*argv, *first), settings, folder=f"{request.place.home}/{_SKILLS}")
-        return Launch(ProcessSpec(argv, env, stdin=typed(request)), self._files(request), _HIDES)
+        argv = with_skills((*argv, *first), settings, folder=f"{request.place.home}/{SKILLS}")
+        process = ProcessSpec(argv, variables(request, settings), stdin=typed(request))
+        return Launch(process, self._files(request), HIDES)
 
     def expert_turns(self, commands: Sequence[str]) -> tuple[Message, ...]:
         """Call the Bash tool for each command, and say at last that it is done."""
@@ -91,30 +73,18 @@ class ClaudeCode(NpmHarness[ClaudeCodeSettings]):
 
     def kind_of(self, chat: Chat, headers: Mapping[str, str]) -> CallKind:
         """Tell main calls, sub-agents, side calls, compactions and foreign calls apart."""
-        if "x-claude-code-session-id" not in headers:
-            return "foreign"
-        if asks_after_a_reply(chat, _COMPACTION):
-            return "compaction"  # a sub-agent's too: what it samples is no step of its work
-        if "x-claude-code-agent-id" in headers:
-            return "subagent"
-        return "main" if chat.tools else "auxiliary"
+        return kind_of_call(chat, headers)
 
     def _files(self, request: LaunchRequest) -> dict[str, str]:
         files = {}
         if self._settings.mcp_servers:
             files[_SERVERS] = json.dumps({"mcpServers": json_servers(self._settings)})
         if request.interactive:
-            files[f"{_FOLDER}/.claude.json"] = json.dumps(_met(request.key))
+            files[f"{FOLDER}/.claude.json"] = json.dumps(_met(request.key))
         return files
 
     def _servers_flags(self, request: LaunchRequest) -> tuple[str, ...]:
         return ("--mcp-config", f"{request.place.home}/{_SERVERS}", "--strict-mcp-config")
-
-    def _tools(self) -> tuple[str, ...]:
-        """Add the tools without which sub-agents and skills are not to be had."""
-        settings = self._settings
-        more = [_AGENT] * settings.subagents + [_SKILL] * bool(settings.skills)
-        return (*settings.tools, *(tool for tool in more if tool not in settings.tools))
 
 
 def _approvals(request: LaunchRequest) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from polar.errors import ConfigError
-from polar.harnesses.settings import ExtensibleSettings, ProgramSettings
+from polar.harnesses.settings import ExtensibleSettings, InstalledSettings, McpSettings
 
 __all__ = ["json_servers", "shown_folders", "with_skills"]
 
@@ -17,30 +17,30 @@ _COPY = (
 """Copied, because some harnesses do not follow links and some write beside what they read."""
 
 
-def shown_folders(settings: ProgramSettings) -> tuple[Path, ...]:
+def shown_folders(settings: InstalledSettings) -> tuple[Path, ...]:
     """Name the host folders that a sandbox must show for MCP servers and skills.
 
     Raises:
         ConfigError: A folder is not there, or is no skill.
     """
-    if not isinstance(settings, ExtensibleSettings):
-        return ()
-    servers = [folder for server in settings.mcp_servers.values() for folder in server.read_only]
-    for folder in servers:
+    servers = settings.mcp_servers.values() if isinstance(settings, McpSettings) else ()
+    skills = settings.skills if isinstance(settings, ExtensibleSettings) else ()
+    needed = [folder for server in servers for folder in server.read_only]
+    for folder in needed:
         if not folder.is_dir():
             raise ConfigError(
                 "a folder that an MCP server needs is not there",
                 where=str(folder),
                 fix="Correct `read_only` of the server.",
             )
-    for folder in settings.skills:
+    for folder in skills:
         if not (folder / "SKILL.md").is_file():
             raise ConfigError(
                 "a skill is a folder with a SKILL.md, and there is none",
                 where=str(folder),
                 fix="Correct `skills`.",
             )
-    return (*servers, *settings.skills)
+    return (*needed, *skills)
 
 
 def with_skills(
@@ -58,7 +58,7 @@ def with_skills(
     return ("/bin/sh", "-c", _COPY, folder, *map(str, settings.skills), "--", *argv)
 
 
-def json_servers(settings: ExtensibleSettings) -> Mapping[str, Mapping[str, object]]:
+def json_servers(settings: McpSettings) -> Mapping[str, Mapping[str, object]]:
     """Write MCP servers as most harnesses want them: `mcpServers`."""
     return {
         name: {"command": server.command, "args": list(server.args), "env": dict(server.env)}

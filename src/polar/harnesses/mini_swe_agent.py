@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 import json
-import shutil
-import sys
 from collections.abc import Mapping, Sequence
-from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import yaml
 
-from polar.errors import HarnessMissing
-from polar.harnesses.base import Installation, Launch, LaunchRequest
-from polar.harnesses.installing import interpreter_of, own_folder, python_folders
+from polar.harnesses.base import Launch, LaunchRequest
+from polar.harnesses.pip import PipHarness, PipProgram
 from polar.harnesses.settings import MiniSweAgentSettings
-from polar.runtimes.base import ExecResult, Preload, ProcessSpec
+from polar.runtimes.base import Preload, ProcessSpec
 from polar.types import CallKind, Chat, Message, ToolCall
 
 __all__ = ["VERSION", "MiniSweAgent"]
 
 VERSION = "2.4.6"
 
-_PACKAGE = "mini-swe-agent"
 _CONFIG = ".config/polar/mini.yaml"
 _RECORD = ".local/share/polar/mini.traj.json"
 _GLOBAL = ".config/mini-swe-agent"
 _HIDES = ("OPENAI_", "MSWEA_", "LITELLM_")
-_BROKEN = (1, 2, 126, 127)
 
 _STATIC_ENV = {
     "MSWEA_CONFIGURED": "true",
@@ -89,7 +82,7 @@ _OBSERVATION = """\
 [cut: {{output.output|length}} characters]{% endif %}"""
 
 
-class MiniSweAgent:
+class MiniSweAgent(PipHarness[MiniSweAgentSettings]):
     """Starts `mini`, told by documented flags, variables and a config file.
 
     Args:
@@ -97,35 +90,16 @@ class MiniSweAgent:
     """
 
     name = "mini_swe_agent"
+    program = PipProgram("mini_swe_agent", "mini-swe-agent", VERSION, "mini")
 
     def __init__(self, settings: MiniSweAgentSettings | None = None) -> None:
-        self._settings = settings or MiniSweAgentSettings()
-
-    def find(self) -> Installation:
-        """Look for `mini`: the setting, Polar's own installation, then PATH.
-
-        Raises:
-            HarnessMissing: It is nowhere.
-        """
-        return self._found[0]
-
-    def install_command(self) -> tuple[tuple[str, ...], ...]:
-        """Make a virtual environment of its own and install the pinned version there."""
-        folder = self._folder
-        return (
-            (sys.executable, "-m", "venv", str(folder)),
-            (
-                *(str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet"),
-                *("--disable-pip-version-check", f"{_PACKAGE}=={VERSION}"),
-            ),
-        )
+        super().__init__(settings or MiniSweAgentSettings())
 
     def launch(self, request: LaunchRequest) -> Launch:
         """Say how to start one session."""
         home = request.place.home
-        installation, preload = self._found
         argv = [
-            str(installation.executable),
+            str(self._installation.executable),
             *(f"--config={spec}" for spec in self._specs(home)),
             f"--model=openai/{request.model}",
             *(() if request.instruction is None else (f"--task={request.instruction}",)),
@@ -142,7 +116,7 @@ class MiniSweAgent:
         }
         config = self._config(asks=request.asks)
         files = {_CONFIG: yaml.safe_dump(config, sort_keys=False)}
-        return Launch(ProcessSpec(tuple(argv), env, preload=preload), files, _HIDES)
+        return Launch(ProcessSpec(tuple(argv), env, preload=self._preload), files, _HIDES)
 
     def expert_turns(self, commands: Sequence[str]) -> tuple[Message, ...]:
         """Write each command, and at last the submission, as a block or a call of the tool."""
@@ -161,48 +135,11 @@ class MiniSweAgent:
         """Tell its calls, all of which are main ones, from those of the agent's own commands."""
         return "main" if "x-stainless-lang" in {name.lower() for name in headers} else "foreign"
 
-    def ended_well(self, result: ExecResult) -> bool:
-        """Tell an agent that ended from a program that broke (an exception, a wrong flag)."""
-        return result.exit_code not in _BROKEN
-
     @property
-    def _folder(self) -> Path:
-        return own_folder(self._settings.cache, f"mini_swe_agent-{VERSION}")
-
-    @cached_property
-    def _found(self) -> tuple[Installation, Preload | None]:
-        script = self._script()
-        version = _version(script)
-        python = interpreter_of(script)
-        if python is None:
-            return self._installation(script, version, (script.resolve().parent.parent,)), None
-        preload = Preload(python, _MODULES, "minisweagent.run.mini:app", _STATIC_ENV)
-        return self._installation(script, version, python_folders(python)), preload
-
-    @staticmethod
-    def _installation(script: Path, version: str, shown: tuple[Path, ...]) -> Installation:
-        return Installation(script, version, shown, known_version=VERSION)
-
-    def _script(self) -> Path:
-        if self._settings.executable is not None:
-            script = self._settings.executable.expanduser().absolute()
-            if script.is_file():
-                return script
-            raise HarnessMissing(
-                "mini-swe-agent is not where the settings say",
-                where=str(script),
-                fix="Correct `executable`, or leave it out.",
-            )
-        own = self._folder / "bin" / "mini"
-        if own.is_file():
-            return own
-        if (found := shutil.which("mini")) is not None:
-            return Path(found)
-        raise HarnessMissing(
-            f"mini-swe-agent {VERSION} is not installed",
-            where=str(self._folder),
-            fix=f"Run `polar install {self.name}`.",
-        )
+    def _preload(self) -> Preload | None:
+        if self._python is None:
+            return None
+        return Preload(self._python, _MODULES, "minisweagent.run.mini:app", _STATIC_ENV)
 
     def _specs(self, home: str) -> tuple[str, ...]:
         own = f"{home}/{_CONFIG}"
@@ -241,11 +178,3 @@ class MiniSweAgent:
             "model": model,
             "environment": {"timeout": settings.command_timeout_s, "env": {"PAGER": "cat"}},
         }
-
-
-def _version(script: Path) -> str:
-    """Read the version from the installed package's metadata folder."""
-    library = script.resolve().parent.parent / "lib"
-    for found in library.glob("python*/site-packages/mini_swe_agent-*.dist-info"):
-        return found.name.removeprefix("mini_swe_agent-").removesuffix(".dist-info")
-    return "unknown"

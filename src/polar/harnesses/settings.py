@@ -12,14 +12,21 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from polar.tasks.problems import Refused
 
 __all__ = [
+    "AgentScriptSettings",
+    "AiderSettings",
+    "ClaudeAgentSdkSettings",
     "ClaudeCodeSettings",
+    "ClaudeSettings",
     "CodexSettings",
     "ExtensibleSettings",
     "GeminiCliSettings",
     "HarnessSettings",
+    "InstalledSettings",
     "McpServer",
+    "McpSettings",
     "MiniSweAgentSettings",
     "NodeProgramSettings",
+    "OpenAiAgentsSettings",
     "OpenCodeSettings",
     "PiSettings",
     "ProgramSettings",
@@ -28,8 +35,12 @@ __all__ = [
 ]
 
 
-_EXTENSIONS = {"mcp_servers": "MCP servers", "skills": "skills"}
-_EXTENSIBLE = "claude_code, codex, gemini_cli, opencode, qwen_code"
+_EXTENSIBLE = "claude_agent_sdk, claude_code, codex, gemini_cli, opencode, qwen_code"
+_EXTENSIONS = {
+    "mcp_servers": ("MCP servers", f"{_EXTENSIBLE}, openai_agents"),
+    "skills": ("skills", _EXTENSIBLE),
+}
+"""Setting -> what it gives, and the harnesses that can be given it."""
 
 
 def _absolute(path: Path) -> Path:
@@ -53,11 +64,11 @@ class HarnessSettings(BaseModel):
     @classmethod
     def _refuse_extensions(cls, data: object) -> object:
         """Say of what other harnesses can be given that this one cannot."""
-        for key, words in _EXTENSIONS.items():
+        for key, (words, others) in _EXTENSIONS.items():
             if isinstance(data, dict) and key in data and key not in cls.model_fields:
                 raise Refused(
                     f"`{key}`: this harness cannot be given {words}",
-                    fix=f"Leave it out, or choose one of: {_EXTENSIBLE}.",
+                    fix=f"Leave it out, or choose one of: {others}.",
                 )
         return data
 
@@ -74,15 +85,20 @@ class ShellSettings(HarnessSettings):
     """Host folders that it needs to see, at the same path."""
 
 
-class MiniSweAgentSettings(HarnessSettings):
+class InstalledSettings(HarnessSettings):
+    """What can be set about every harness that is installed."""
+
+    executable: Path | None = None
+    """Path of the program; absent: Polar's own installation, then PATH."""
+    cache: Path = Path("~/.cache/polar")
+    """Folder of Polar's own installations."""
+
+
+class MiniSweAgentSettings(InstalledSettings):
     """Settings of the `mini_swe_agent` harness."""
 
     at_work = MappingProxyType({"actions": "tools", "prompt": "default", "step_limit": 0})
 
-    executable: Path | None = None
-    """Path of `mini`; absent: Polar's own installation, then PATH."""
-    cache: Path = Path("~/.cache/polar")
-    """Folder of Polar's own installations."""
     actions: Literal["text", "tools"] = "text"
     """Whether the model writes commands as a text block, or calls a tool."""
     prompt: Literal["short", "default"] = "short"
@@ -97,13 +113,9 @@ class MiniSweAgentSettings(HarnessSettings):
     """How often it tries a model call that fails."""
 
 
-class ProgramSettings(HarnessSettings):
-    """What can be set about every harness that is one installed program."""
+class ProgramSettings(InstalledSettings):
+    """What can be set about every harness that is one program with a history of its own."""
 
-    executable: Path | None = None
-    """Path of the program; absent: Polar's own installation, then PATH."""
-    cache: Path = Path("~/.cache/polar")
-    """Folder of Polar's own installations."""
     context_window: int = Field(default=32768, ge=1)
     """Tokens that it believes the model can hold; it summarises the history when they are used."""
     extra_args: tuple[str, ...] = ()
@@ -125,13 +137,18 @@ class McpServer(BaseModel):
     """Host folders that it needs to see, at the same path."""
 
 
-class ExtensibleSettings(ProgramSettings):
-    """What can be set about every harness that knows MCP servers and skills."""
+class McpSettings(InstalledSettings):
+    """What can be set about every harness that knows MCP servers."""
 
     mcp_servers: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")], McpServer] = Field(
         default_factory=dict
     )
     """Name -> MCP server whose tools it offers to the model, beside its own."""
+
+
+class ExtensibleSettings(McpSettings, ProgramSettings):
+    """What can be set about every harness that knows MCP servers and skills."""
+
     skills: tuple[HostFolder, ...] = ()
     """Folders with a `SKILL.md`; each is copied into its home under the folder's name."""
 
@@ -191,8 +208,8 @@ class CodexSettings(ExtensibleSettings):
     """How often it repeats a model call that fails or breaks off."""
 
 
-class ClaudeCodeSettings(ExtensibleSettings):
-    """Settings of the `claude_code` harness."""
+class ClaudeSettings(ExtensibleSettings):
+    """What can be set about every harness that starts Claude Code."""
 
     at_work = MappingProxyType({"tools": ()})
 
@@ -200,12 +217,17 @@ class ClaudeCodeSettings(ExtensibleSettings):
     """Tools that it offers to the model; empty: all that it has."""
     subagents: bool = False
     """Whether `Agent` is among its tools, which starts sub-agents: calls of kind subagent."""
-    bare: bool = False
-    """Whether its system prompt is left out but for a line."""
     max_tokens: int = Field(default=4096, ge=1)
     """Most tokens that it asks for in a call."""
     retries: int = Field(default=2, ge=0)
     """How often it repeats a model call that fails."""
+
+
+class ClaudeCodeSettings(ClaudeSettings):
+    """Settings of the `claude_code` harness."""
+
+    bare: bool = False
+    """Whether its system prompt is left out but for a line."""
 
 
 class QwenCodeSettings(NodeProgramSettings, ExtensibleSettings):
@@ -228,3 +250,64 @@ class OpenCodeSettings(ExtensibleSettings):
     """Most tokens that it asks for in a call."""
     title: bool = False
     """Whether it has the model name each session: a call of kind auxiliary."""
+
+
+class AiderSettings(ProgramSettings):
+    """Settings of the `aider` harness."""
+
+    at_work = MappingProxyType({"git": True})
+
+    edit_format: Literal["diff", "diff-fenced", "udiff", "whole"] = "diff"
+    """How the model writes edits: as text, in every format; only with `diff` it can also have
+    commands run."""
+    files: tuple[str, ...] = ()
+    """Files of the work folder that the model sees from the start; more are added as it names
+    them, which needs `git`."""
+    git: bool = False
+    """Whether it looks at the Git repository of the work folder; where there is none it makes one,
+    unless it has to ask first."""
+    commits: bool = False
+    """Whether it commits its edits, with messages of the model's: calls of kind auxiliary. It has
+    `git` then."""
+    commands: bool = True
+    """Whether it runs the shell commands that the model suggests."""
+    lint: bool = True
+    """Whether the model sees the errors of its linter after an edit, up to three times a task."""
+    test_command: str | None = None
+    """Shell command that is run after each edit; the model sees its output where it fails, up to
+    three times a task."""
+    map_tokens: int = Field(default=0, ge=0)
+    """Tokens of its map of the repository; 0 is none. It keeps a cache of it in the work folder."""
+    max_tokens: int = Field(default=4096, ge=1)
+    """Most tokens that it asks for in a call."""
+
+
+class AgentScriptSettings(McpSettings):
+    """What can be set about every harness that is a program built on a library for agents."""
+
+    script: HostFolder | None = None
+    """Your own Python program; absent: the example that comes with Polar. The sandbox shows its
+    folder."""
+    extra_args: tuple[str, ...] = ()
+    """More words for its command line, after the path of its settings."""
+    system_prompt: str | None = (
+        "You work in a Linux shell. Use your tools to do the task. When it is done, say so."
+    )
+    """What the example's agent is told first; absent: nothing."""
+    max_turns: int = Field(default=50, ge=1)
+    """Most model calls that the example's agent makes for a task."""
+
+
+class OpenAiAgentsSettings(AgentScriptSettings):
+    """Settings of the `openai_agents` harness."""
+
+    api: Literal["chat", "responses"] = "responses"
+    """Wire format of the example's model calls: OpenAI Chat Completions or Responses."""
+    max_tokens: int = Field(default=1024, ge=1)
+    """Most tokens that the example asks for in a call."""
+    command_timeout_s: int = Field(default=30, ge=1)
+    """Longest that one command of the example's agent may run."""
+
+
+class ClaudeAgentSdkSettings(AgentScriptSettings, ClaudeSettings):
+    """Settings of the `claude_agent_sdk` harness."""

@@ -17,8 +17,8 @@ from polar.harnesses.extensions import with_skills
 from polar.harnesses.settings import CodexSettings
 from polar.runtimes.base import Place
 
-EXTENSIBLE = ("claude_code", "codex", "gemini_cli", "opencode", "qwen_code")
-OTHERS = ("mini_swe_agent", "pi", "shell")
+EXTENSIBLE = ("claude_agent_sdk", "claude_code", "codex", "gemini_cli", "opencode", "qwen_code")
+OTHERS = ("aider", "mini_swe_agent", "pi", "shell")
 REQUEST = LaunchRequest("Work.", "a-model", "the-key", Place("/work", "/home/x", "http://h:9"))
 SERVER = {"command": "scales", "args": ["--unit", "kg"], "env": {"WEIGHT": "9"}}
 
