@@ -66,7 +66,9 @@ def together(replies: Sequence[Message]) -> Message:
     return replace(replies[0], tool_calls=tuple(numbered))
 
 
-async def play_errands(name: str, folder: Path) -> PlayedSession:
+async def play_errands(
+    name: str, folder: Path, errands: tuple[str, str] = ERRANDS
+) -> PlayedSession:
     """Play a session in which two sub-agents and the main agent each write a file."""
     way = WAYS[name]
     harness = made(name, context_window=ROOMY, **way.settings)
@@ -76,7 +78,7 @@ async def play_errands(name: str, folder: Path) -> PlayedSession:
             (errand,) = (errand for errand in ERRANDS if told(errand) in turn.prompt)
             work = [run(harness, f"echo {errand} > {errand}"), way.ends]
             return work[min(turn.replies, len(work) - 1)]
-        start = together([way.start(errand) for errand in ERRANDS])
+        start = together([way.start(errand) for errand in errands])
         hello = run(harness, "echo hello > hello.txt")
         work = [start, *(then(turn) for then in way.then[: turn.replies]), hello, say("Done.")]
         return work[min(turn.replies, len(work) - 1)]

@@ -48,6 +48,23 @@ async def test_an_identical_request_joins_the_call_that_still_runs(tmp_path):
         assert len(await setup.journal.calls(session.id)) == 1
 
 
+async def test_identical_requests_of_two_agents_are_two_calls_and_an_agents_own_a_retry(tmp_path):
+    hold = Hold()
+    async with serving(tmp_path, [hold, "one"], ["two"]) as setup:
+        session = await setup.open(SessionPolicy(agent_header="x-agent"))
+        async with setup.client(session) as client, asyncio.TaskGroup() as group:
+            one = client.with_options(default_headers={"X-Agent": "1"})
+            two = client.with_options(default_headers={"X-Agent": "2"})
+            first = group.create_task(_consume(one, stream=False))
+            await hold.reached.wait()
+            again = group.create_task(_consume(one, stream=False))
+            await _until(lambda: setup.gateway.usage(session.id).coalesced_requests == 1)
+            other = await _consume(two, stream=False)
+            hold.released.set()
+        assert (first.result(), again.result(), other) == ("one", "one", "two")
+        assert len(await setup.journal.calls(session.id)) == 2
+
+
 async def test_a_retry_within_the_grace_takes_the_call_over(tmp_path):
     hold = Hold()
     settings = GatewaySettings(disconnect_grace_s=30)

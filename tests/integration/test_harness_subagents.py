@@ -30,6 +30,18 @@ async def test_two_sub_agents_at_once_are_told_apart_and_each_is_a_chain_of_its_
     assert session.fidelity.kept == session.fidelity.sampled > 0
 
 
+@pytest.mark.parametrize("name", ["claude_agent_sdk", "claude_code", "codex", "opencode"])
+async def test_two_sub_agents_with_the_same_errand_share_no_reply(name, tmp_path):
+    session = await play_errands(name, tmp_path, errands=("first", "first"))
+
+    assert session.wrote, session.result
+    account = Account(session.calls)
+    assert len(account.by_kind["subagent"]) == 4
+    openings = [call for call in account.by_kind["subagent"] if call.parent_id is None]
+    assert len(openings) == 2
+    assert session.fidelity.kept == session.fidelity.sampled > 0
+
+
 @pytest.mark.parametrize("name", ["claude_code", "codex"])
 async def test_a_harness_starts_no_sub_agents_unless_it_is_asked_for(name, tmp_path):
     harness = made(name, context_window=ROOMY)

@@ -100,7 +100,10 @@ async def play(
                 gateway.open(
                     session,
                     SessionPolicy(
-                        max_tokens=max_tokens, max_calls=_MAX_CALLS, kind_of=harness.kind_of
+                        max_tokens=max_tokens,
+                        max_calls=_MAX_CALLS,
+                        kind_of=harness.kind_of,
+                        agent_header=harness.agent_header,
                     ),
                 )
                 result = await _run(harness, runtime, work, (address.url, session.key), run_s=run_s)

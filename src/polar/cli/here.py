@@ -179,6 +179,7 @@ async def _run(
         max_tokens=_max_tokens(config),
         max_calls=config.rollout.max_calls,
         kind_of=harness.kind_of,
+        agent_header=harness.agent_header,
     )
     gateway.open(session, policy)
     try:

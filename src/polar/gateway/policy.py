@@ -31,6 +31,10 @@ class SessionPolicy:
     """Most calls of the session; the next one is refused."""
     kind_of: Callable[[Chat, Mapping[str, str]], CallKind] = _always_main
     """Tells the kind of a call from the request and its headers (names in lower case)."""
+    agent_header: str | None = None
+    """Header, in lower case, in which each agent of the session has a value of its own: identical
+    requests of two agents are two calls, those of one agent are a retry. Absent: nothing tells
+    the agents apart, and identical requests at one time are a retry."""
 
 
 @dataclass(frozen=True, slots=True)

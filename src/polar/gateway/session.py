@@ -84,7 +84,7 @@ class OpenSession:
             InterceptorFailed: An interceptor broke.
         """
         chat = self._continued(chat)
-        asked = _Asked.of(chat)
+        asked = _Asked.of(chat, self._agent(headers))
         running = self._joinable.get(asked)
         if running is not None:
             self._counter.add_coalesced()
@@ -140,6 +140,11 @@ class OpenSession:
         start = int(chat.instructed)
         messages = (*chat.messages[:start], *earlier, *chat.messages[start:])
         return replace(chat, messages=messages)
+
+    def _agent(self, headers: Mapping[str, str]) -> str | None:
+        """Say which agent of the harness makes a request, where its headers tell."""
+        header = self._policy.agent_header
+        return None if header is None else headers.get(header)
 
     def _begin(self, chat: Chat, headers: Mapping[str, str], asked: Hashable) -> RunningCall:
         limit = self._policy.max_calls
@@ -264,14 +269,15 @@ def _untrained(kind: CallKind) -> CallKind:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What a request asks for, however it wants it delivered."""
+    """What a request asks for, and who asks, however it wants it delivered."""
 
     chat: Chat
+    agent: str | None
 
     @classmethod
-    def of(cls, chat: Chat) -> _Asked:
-        return cls(replace(chat, stream=False, include_usage=False))
+    def of(cls, chat: Chat, agent: str | None) -> _Asked:
+        return cls(replace(chat, stream=False, include_usage=False), agent)
 
     def __hash__(self) -> int:
         """Hash what nearly always tells requests apart; tools cannot be hashed."""
-        return hash((self.chat.messages, self.chat.sampling))
+        return hash((self.chat.messages, self.chat.sampling, self.agent))

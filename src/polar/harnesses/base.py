@@ -64,6 +64,8 @@ class Harness(Protocol):
     """A preset: declarative and small."""
 
     name: str
+    agent_header: str | None
+    """Header, in lower case, in which each of its agents has a value of its own; absent: none."""
 
     def find(self) -> Installation:
         """Look for the harness: the setting, Polar's own installations, then PATH.

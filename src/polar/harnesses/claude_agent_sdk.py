@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from polar.harnesses.base import Launch, LaunchRequest
 from polar.harnesses.claude_programs import (
+    AGENT_HEADER,
     HIDES,
     SKILLS,
     kind_of_call,
@@ -36,6 +37,7 @@ class ClaudeAgentSdk(ScriptHarness[ClaudeAgentSdkSettings]):
     """
 
     name = "claude_agent_sdk"
+    agent_header = AGENT_HEADER
     program = PipProgram("claude_agent_sdk", "claude-agent-sdk", VERSION, PYTHON)
     example = "claude_agent.py"
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from polar.harnesses.attending import typed
 from polar.harnesses.base import Launch, LaunchRequest
 from polar.harnesses.claude_programs import (
+    AGENT_HEADER,
     FOLDER,
     HIDES,
     SKILLS,
@@ -42,6 +43,7 @@ class ClaudeCode(NpmHarness[ClaudeCodeSettings]):
     """
 
     name = "claude_code"
+    agent_header = AGENT_HEADER
     program = NpmProgram(
         "claude_code",
         "@anthropic-ai/claude-code",

@@ -9,8 +9,18 @@ from polar.harnesses.openings import asks_after_a_reply
 from polar.harnesses.settings import ClaudeSettings
 from polar.types import CallKind, Chat
 
-__all__ = ["FOLDER", "HIDES", "SKILLS", "kind_of_call", "offered_tools", "variables"]
+__all__ = [
+    "AGENT_HEADER",
+    "FOLDER",
+    "HIDES",
+    "SKILLS",
+    "kind_of_call",
+    "offered_tools",
+    "variables",
+]
 
+AGENT_HEADER = "x-claude-code-agent-id"
+"""What sub-agents alone send."""
 FOLDER = ".claude"
 SKILLS = f"{FOLDER}/skills"
 HIDES = ("ANTHROPIC_", "CLAUDE_", "CLAUDECODE")
@@ -66,6 +76,6 @@ def kind_of_call(chat: Chat, headers: Mapping[str, str]) -> CallKind:
         return "foreign"
     if asks_after_a_reply(chat, _COMPACTION):
         return "compaction"  # a sub-agent's too: what it samples is no step of its work
-    if "x-claude-code-agent-id" in headers:
+    if AGENT_HEADER in headers:
         return "subagent"
     return "main" if chat.tools else "auxiliary"

@@ -37,6 +37,7 @@ class Codex(NpmHarness[CodexSettings]):
     """
 
     name = "codex"
+    agent_header = "thread-id"
     program = NpmProgram(
         "codex", "@openai/codex", VERSION, "codex", native="@openai/codex*/**/bin/codex"
     )

@@ -175,6 +175,7 @@ class NpmHarness(Generic[Settings]):
     """
 
     program: ClassVar[NpmProgram]
+    agent_header: str | None = None
     broken: ClassVar[tuple[int, ...]] = (126, 127)
     """Exit codes of a program that broke or was not there, whatever the model did."""
 

@@ -41,6 +41,7 @@ class OpenCode(NpmHarness[OpenCodeSettings]):
     """
 
     name = "opencode"
+    agent_header = "x-session-affinity"
     program = NpmProgram(
         "opencode", "opencode-ai", VERSION, "opencode", native="opencode-linux-*/bin/opencode"
     )

@@ -124,6 +124,7 @@ class PipHarness(Generic[Settings]):
     """
 
     program: ClassVar[PipProgram]
+    agent_header: str | None = None
     broken: ClassVar[tuple[int, ...]] = (1, 2, 126, 127)
     """Exit codes of a program that broke (an exception, a wrong flag) or was not there."""
 

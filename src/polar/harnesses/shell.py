@@ -33,6 +33,7 @@ class Shell:
     """
 
     name = "shell"
+    agent_header: str | None = None
 
     def __init__(self, settings: ShellSettings) -> None:
         self._settings = settings

@@ -70,6 +70,7 @@ class HarnessRuns:
             max_tokens=settings.max_tokens,
             max_calls=min(task.limits.max_calls, settings.max_calls or task.limits.max_calls),
             kind_of=self._harness.kind_of,
+            agent_header=self._harness.agent_header,
         )
 
     async def _within_budget(
