@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from engine_servers import LLAMACPP_URL_ENV, MODEL_ENV, URL_ENV, needed
 from llamacpp_wire import llamacpp_wire
+from sglang_wire import sglang_wire
 from tiny_models import tiny_model
 
 from polar.engines import SampleRequest, TapedEngine
@@ -18,7 +19,8 @@ from polar.engines import load as load_engine
 from polar.engines.embedded import EmbeddedEngine
 from polar.engines.llamacpp import LlamaCppEngine
 from polar.engines.scripted import ScriptedEngine
-from polar.engines.settings import EmbeddedSettings, LlamaCppSettings, VllmSettings
+from polar.engines.settings import EmbeddedSettings, LlamaCppSettings, SglangSettings, VllmSettings
+from polar.engines.sglang import SglangEngine
 from polar.engines.vllm import VllmEngine
 from polar.errors import ContextOverflow, EngineError
 from polar.types import Sampling
@@ -35,7 +37,13 @@ def embedded():
     return EmbeddedEngine(tiny_model(), EmbeddedSettings(chunk_tokens=2, max_concurrency=4))
 
 
-UPDATING = ("scripted", "embedded", "taped", pytest.param("vllm", marks=pytest.mark.vllm))
+UPDATING = (
+    "scripted",
+    "embedded",
+    "taped",
+    "sglang_wire",
+    pytest.param("vllm", marks=pytest.mark.vllm),
+)
 FIXED = ("llamacpp_wire", pytest.param("llamacpp", marks=pytest.mark.llamacpp))
 
 updating = pytest.mark.parametrize("engine", UPDATING, indirect=True)
@@ -52,11 +60,14 @@ async def engine(request, tmp_path):
         "taped": lambda: TapedEngine(embedded(), tmp_path / "tape"),
         "vllm": lambda: load_engine("vllm")(VllmSettings(urls=(needed(URL_ENV),))),
         "llamacpp": lambda: LlamaCppEngine(LlamaCppSettings(urls=(needed(LLAMACPP_URL_ENV),))),
+        "sglang_wire": lambda: SglangEngine(SglangSettings(urls=(url,))),
         "llamacpp_wire": lambda: LlamaCppEngine(LlamaCppSettings(urls=(url,))),
     }[request.param]
     async with AsyncExitStack() as stack:
         if request.param == "llamacpp_wire":
             url = await stack.enter_async_context(llamacpp_wire())
+        if request.param == "sglang_wire":
+            url, _ = await stack.enter_async_context(sglang_wire())
         engine = await asyncio.to_thread(make)  # a kernel may be compiled
         yield engine
         await engine.aclose()
@@ -95,6 +106,16 @@ async def streaming(engine, asked):
     finally:
         task.cancel()
         await asyncio.wait([task])
+
+
+def weights_for(engine, tmp_path):
+    """A folder of weights for engines that read them from one."""
+    if isinstance(engine, VllmEngine):
+        return Path(needed(MODEL_ENV))
+    if isinstance(engine, SglangEngine):
+        (tmp_path / "model.safetensors").touch()
+        return tmp_path
+    return None
 
 
 async def until(condition):
@@ -179,7 +200,7 @@ async def test_an_engine_that_takes_no_weights_declares_and_refuses_it(engine, t
 
 @updating
 async def test_tokens_after_an_update_carry_its_version(engine, tmp_path):
-    folder = Path(needed(MODEL_ENV)) if isinstance(engine, VllmEngine) else None
+    folder = weights_for(engine, tmp_path)
     first = await whole(engine, request())
     await engine.pause()
     await engine.load_weights(3, folder)
@@ -191,8 +212,8 @@ async def test_tokens_after_an_update_carry_its_version(engine, tmp_path):
 
 
 @updating
-async def test_a_reply_across_an_update_says_which_weights_sampled_which_token(engine):
-    folder = Path(needed(MODEL_ENV)) if isinstance(engine, VllmEngine) else None
+async def test_a_reply_across_an_update_says_which_weights_sampled_which_token(engine, tmp_path):
+    folder = weights_for(engine, tmp_path)
     async with streaming(engine, request(max_tokens=LONG)) as (seen, task):
         await until(lambda: seen)
         await engine.pause()

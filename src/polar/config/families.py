@@ -9,7 +9,7 @@ from typing import Any, Protocol, Union, get_args, get_origin, get_type_hints
 from pydantic import BaseModel, ConfigDict
 
 from polar import engines, harnesses, runtimes
-from polar.engines.settings import EmbeddedSettings, LlamaCppSettings, VllmSettings
+from polar.engines.settings import EmbeddedSettings, LlamaCppSettings, SglangSettings, VllmSettings
 from polar.harnesses.settings import (
     AiderSettings,
     ClaudeAgentSdkSettings,
@@ -56,6 +56,7 @@ _OWN: Mapping[str, Mapping[str, type[BaseModel]]] = {
     "engine": {
         "embedded": EmbeddedSettings,
         "llamacpp": LlamaCppSettings,
+        "sglang": SglangSettings,
         "vllm": VllmSettings,
         "scripted": NoSettings,
     },

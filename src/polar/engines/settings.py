@@ -6,7 +6,13 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-__all__ = ["EmbeddedSettings", "LlamaCppSettings", "ServerSettings", "VllmSettings"]
+__all__ = [
+    "EmbeddedSettings",
+    "LlamaCppSettings",
+    "ServerSettings",
+    "SglangSettings",
+    "VllmSettings",
+]
 
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0.0)]
@@ -80,3 +86,12 @@ class LlamaCppSettings(ServerSettings):
     """Addresses of the servers; a session stays at one of them while it serves."""
     chunk_tokens: Count = 16
     """Most tokens sampled in one request; the first ones are fewer, so that a reply begins soon."""
+
+
+class SglangSettings(ServerSettings):
+    """An SGLang server, or several that serve the same model."""
+
+    urls: Annotated[tuple[str, ...], Field(min_length=1)] = ("http://127.0.0.1:30000",)
+    """Addresses of the servers; a session stays at one of them while it serves."""
+    model: str | None = None
+    """Path or name of the model that must be served; absent: whatever is served."""

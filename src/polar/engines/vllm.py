@@ -10,19 +10,27 @@ distribution that is sampled from; the development mode serves pausing and weigh
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import aclosing, suppress
-from dataclasses import replace
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing
 from pathlib import Path
 
 from polar.engines.base import Capabilities, Chunk, SampleRequest
-from polar.engines.servers import Connection, ReplicatedEngine, ServerKind, check_request
+from polar.engines.servers import (
+    Connection,
+    Event,
+    ReplicatedEngine,
+    ServerKind,
+    ServerWeights,
+    certain,
+    check_request,
+    rest_of_stream,
+    stamped,
+    weight_label,
+)
 from polar.engines.settings import VllmSettings
 from polar.engines.vllm_probe import Found, probe_server
-from polar.engines.vllm_wire import Event, Span, generate_body, read_event, spread, weight_label
-from polar.errors import EngineError, EngineRefused, ServerLost, StaleWeights
-from polar.types import Sampling
+from polar.engines.vllm_wire import generate_body, read_event
+from polar.errors import EngineRefused
 
 __all__ = ["VllmEngine", "VllmServer"]
 
@@ -32,8 +40,6 @@ _KIND = ServerKind(
     "need vLLM to be started with VLLM_SERVER_DEV_MODE=1.",
     forbidden="Start vLLM 0.32 or newer with --enable-scale-out.",
 )
-
-_REST_S = 0.5
 
 
 class VllmEngine(ReplicatedEngine):
@@ -62,20 +68,17 @@ class VllmServer:
         self._settings = settings
         self._connection = Connection(address, settings, _KIND)
         self._found: Found | None = None
-        self._labels: dict[str, int] = {}
-        self._version: int | None = 0
-        self._loads: list[int] = []
+        self._weights = ServerWeights(address)
 
     @property
     def weight_version(self) -> int | None:
         """Version of the weights that the last probe or update found; None: unknown weights."""
-        return self._version
+        return self._weights.version
 
     async def sample(self, request: SampleRequest) -> AsyncIterator[Chunk]:
         """Stream a continuation of `prompt_ids`; closing the iterator cancels the generation.
 
-        Tokens that arrive after a weight update are held back until the reply ends: only then does
-        the server say which of them the old weights had sampled.
+        Tokens that arrive after a weight update are held back until the reply ends.
 
         Raises:
             ContextOverflow: The prompt leaves no room for one token.
@@ -84,29 +87,14 @@ class VllmServer:
             EngineError: The server failed or cannot be reached.
         """
         found = self._found or await self._probe()
-        began_with = self._version
-        if began_with is None:
-            raise StaleWeights("the server has unknown weights", where=self.address)
+        self._weights.present()
         _check(request, found)
         body = generate_body(
             request, model=request.model or found.model, max_context=found.max_context
         )
-        given, loads_before = 0, len(self._loads)
-        held = Event((), (), None, ())
-        async with aclosing(self._events(body)) as events:
-            async for event in events:
-                held = _join(held, event)
-                if event.finish_reason is not None:
-                    self._check_spans(held.spans, given, began_with, self._loads[loads_before:])
-                    for chunk in self._by_version(held, given, began_with):
-                        yield _certain(chunk, request.sampling)
-                    return
-                if self._version == began_with:
-                    given += len(held.token_ids)
-                    chunk = Chunk(held.token_ids, held.logprobs, began_with)
-                    held = Event((), (), None, ())
-                    yield _certain(chunk, request.sampling)
-        raise ServerLost("the server's stream ended before the reply did", where=self.address)
+        async with aclosing(stamped(self._events(body), self._weights)) as chunks:
+            async for chunk in chunks:
+                yield certain(chunk, request.sampling)
 
     async def probe(self) -> Capabilities:
         """Sample, and compare logprobs of two temperatures.
@@ -152,9 +140,7 @@ class VllmServer:
         await self._tell("/collective_rpc", reload)
         await self._tell("/update_weight_version", {"new_version": weight_label(version)})
         await self._tell("/reset_prefix_cache?reset_running_requests=true")
-        self._labels[weight_label(version)] = version
-        self._loads.append(version)
-        self._version = version
+        self._weights.loaded(version)
 
     async def drop_streams(self) -> None:
         """Hang up on all running requests."""
@@ -166,12 +152,8 @@ class VllmServer:
 
     async def _probe(self) -> Found:
         found = await probe_server(self._connection, self._settings.model)
-        if not self._labels:
-            self._labels[found.label] = 0
-        elif not found.label:
-            self._labels.pop("", None)  # nothing tells these weights from those of the start
         self._found = found
-        self._version = self._labels.get(found.label)
+        self._weights.found(found.label)
         return found
 
     async def _events(self, body: Mapping[str, object]) -> AsyncGenerator[Event]:
@@ -181,76 +163,11 @@ class VllmServer:
                 if (event := read_event(line)) is None:
                     continue
                 if event.finish_reason is not None:
-                    await _finish(lines)
+                    await rest_of_stream(lines)
                 yield event
-
-    def _check_spans(
-        self, spans: Sequence[Span], given: int, began_with: int, loaded: Sequence[int]
-    ) -> None:
-        """See that only weights that Polar gave have sampled, and what was given only the first.
-
-        Raises:
-            StaleWeights: The server was started anew, or somebody else updated it.
-        """
-        late = {self._known(span) for span in spans}
-        early = {self._known(span) for span in spread(spans, 0, given)}
-        if not (late <= {began_with, *loaded} and early <= {began_with}):
-            raise StaleWeights(
-                "the server's weights changed behind the engine's back", where=self.address
-            )
-
-    def _by_version(self, held: Event, given: int, began_with: int) -> list[Chunk]:
-        """Cut the rest of a reply into chunks of one weight version each, by the server's spans."""
-        total = given + len(held.token_ids)
-        spans = list(spread(held.spans, given, total)) or [Span("", given, total)]
-        return [
-            Chunk(
-                token_ids=held.token_ids[span.start - given : span.end - given],
-                logprobs=held.logprobs[span.start - given : span.end - given],
-                weight_version=self._known(span) if span.label else began_with,
-                finish_reason=held.finish_reason if span is spans[-1] else None,
-            )
-            for span in spans
-        ]
-
-    def _known(self, span: Span) -> int:
-        try:
-            return self._labels[span.label]
-        except KeyError:
-            raise StaleWeights(
-                f"tokens were sampled by unknown weights '{span.label}'", where=self.address
-            ) from None
 
     async def _tell(self, path: str, body: Mapping[str, object] | None = None) -> None:
         await self._connection.post(path, body, timeout_s=self._settings.update_timeout_s)
-
-
-async def _finish(lines: AsyncIterator[bytes]) -> None:
-    """Read what is left of a stream that said its last, so that its connection can be used again.
-
-    It was sent together with the last event, so there is nothing to wait for.
-    """
-    with suppress(TimeoutError, EngineError):
-        async with asyncio.timeout(_REST_S):
-            async for _ in lines:
-                pass
-
-
-def _join(held: Event, event: Event) -> Event:
-    """Append what a new event says to what was held back."""
-    return Event(
-        held.token_ids + event.token_ids,
-        held.logprobs + event.logprobs,
-        event.finish_reason,
-        event.spans,
-    )
-
-
-def _certain(chunk: Chunk, sampling: Sampling) -> Chunk:
-    """State the logprobs of greedy choices: they are certain, vLLM tells the model's own."""
-    if sampling.temperature > 0.0:
-        return chunk
-    return replace(chunk, logprobs=(0.0,) * len(chunk.token_ids))
 
 
 def _check(request: SampleRequest, found: Found) -> None:

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from polar.engines.servers import Connection
+from polar.engines.servers import Connection, follows_temperature
+from polar.engines.servers.probing import COOL
 from polar.errors import EngineError, EngineRefused
 
 __all__ = ["Found", "probe_server"]
 
 _PROMPT = (1, 2, 3, 4)
-_COOL = 0.5
 _ALTERNATIVES = 10
 
 
@@ -54,14 +54,14 @@ async def probe_server(server: Connection, model: str | None) -> Found:
 async def _probed(server: Connection, model: str | None) -> Found:
     entry, others = await _served(server, model)
     warm = await _sample(server, entry["id"], 1.0)
-    cool = await _sample(server, entry["id"], _COOL)
+    cool = await _sample(server, entry["id"], COOL)
     spans = warm.get("weight_versions") or [{"version": ""}]
     return Found(
         model=entry["id"],
         max_context=entry["max_model_len"],
         server_version=(await server.get("/version"))["version"],
         label=spans[0]["version"],
-        processed=_is_processed(_logprobs(server, warm), _logprobs(server, cool)),
+        processed=follows_temperature(_logprobs(server, warm), _logprobs(server, cool)),
         weight_updates=await server.serves("/is_paused"),
         other_models=others,
     )
@@ -106,12 +106,3 @@ def _logprobs(server: Connection, choice: Mapping[str, Any]) -> dict[int, float]
             fix="Start vLLM 0.32 or newer with --enable-scale-out.",
         )
     return {each["token_id"]: each["logprob"] for each in content[0]["top_logprobs"]}
-
-
-def _is_processed(warm: Mapping[int, float], cool: Mapping[int, float]) -> bool:
-    """Tell whether halving the temperature doubled the distances between logprobs."""
-    common = sorted(warm.keys() & cool.keys(), key=lambda token: warm[token])
-    if len(common) < 2:
-        return False
-    far = warm[common[-1]] - warm[common[0]]
-    return far > 0.0 and (cool[common[-1]] - cool[common[0]]) / far > (1.0 + 1.0 / _COOL) / 2

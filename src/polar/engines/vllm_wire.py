@@ -2,39 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import orjson
 
 from polar.engines.base import SampleRequest
+from polar.engines.servers import Event, Span
 from polar.errors import EngineRefused, ServerFailed, ServerLost
 
-__all__ = ["Event", "Span", "generate_body", "read_event", "spread", "weight_label"]
-
-FinishReason = Literal["stop", "length"]
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Sampled tokens `start` to before `end` are of the weights with this label."""
-
-    label: str
-    start: int
-    end: int
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """What one server-sent event says of a request."""
-
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    finish_reason: FinishReason | None
-    spans: tuple[Span, ...]
-    """Of the whole reply; in the last event only."""
+__all__ = ["generate_body", "read_event"]
 
 
 def generate_body(request: SampleRequest, *, model: str, max_context: int) -> dict[str, Any]:
@@ -84,19 +62,6 @@ def read_event(line: bytes) -> Event | None:
     for choice in message["choices"]:
         return _read_choice(choice)
     return None
-
-
-def spread(spans: Sequence[Span], start: int, end: int) -> Iterator[Span]:
-    """Cut the spans to the tokens from `start` to before `end`."""
-    for span in spans:
-        low, high = max(span.start, start), min(span.end, end)
-        if low < high:
-            yield Span(span.label, low, high)
-
-
-def weight_label(version: int) -> str:
-    """Name a weight version for the server."""
-    return f"polar-{version}"
 
 
 def _read_choice(choice: Mapping[str, Any]) -> Event:

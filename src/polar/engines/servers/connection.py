@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
@@ -15,10 +15,11 @@ import orjson
 from polar.engines.settings import ServerSettings
 from polar.errors import EngineError, EngineRefused, ServerFailed, ServerLost
 
-__all__ = ["Connection", "ServerKind"]
+__all__ = ["Connection", "ServerKind", "rest_of_stream"]
 
 _IDLE_S = 2.0
 """Servers close a connection that was idle for 5 s (uvicorn's default); it must not meet that."""
+_REST_S = 0.5
 _LINE_BYTES = 2**24
 """Longest line of a stream, which may hold the tokens of a whole reply."""
 
@@ -274,6 +275,17 @@ class Connection:
             where=self.address,
             fix=f"Check that {self.kind.name} runs at this address.",
         )
+
+
+async def rest_of_stream(lines: AsyncIterator[bytes]) -> None:
+    """Read what is left of a stream that said its last, so that its connection can be used again.
+
+    It was sent together with the last event, so there is nothing to wait for.
+    """
+    with suppress(TimeoutError, EngineError):
+        async with asyncio.timeout(_REST_S):
+            async for _ in lines:
+                pass
 
 
 def _refusal(kind: ServerKind, status: int) -> Callable[[str, str], EngineError]:
