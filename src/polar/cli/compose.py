@@ -224,9 +224,9 @@ def _engine_and_trainer(
     if not (embedded or training):
         return make(config.engine.settings), None
     from polar.train import Trainer
-    from polar.train.model import load_model
+    from polar.train.model import choose_device, load_model
 
-    model = load_model(model_dir)
+    model = load_model(model_dir, choose_device(config.train.device, cpu_only=embedded))
     trainer = Trainer(model, config.train) if training else None
     engine = make(model, config.engine.settings) if embedded else make(config.engine.settings)
     return engine, trainer

@@ -119,12 +119,13 @@ def _selected(config: SftConfig, source: RunFolder | tuple[Path, ...]) -> Select
 
 def _train(config: SftConfig, out: Path, selection: Selection) -> Mapping[str, Any]:
     from polar.train import Trainer
-    from polar.train.model import load_model
+    from polar.train.model import choose_device, load_model
     from polar.train.records import MetricsLog
 
     with progress_line("preparing the model") as say:
         folder = models.resolve(config.model, cache=environment().cache, progress=say)
-    trainer = Trainer(load_model(folder), config.train)
+    model = load_model(folder, choose_device(config.train.device))
+    trainer = Trainer(model, config.train)
     with LiveView(console) as view:
         metrics = trainer.supervised(
             selection.kept,

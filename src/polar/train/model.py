@@ -8,16 +8,53 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
-from polar.errors import ModelMissing
+from polar.errors import ConfigError, ModelMissing
 
-__all__ = ["load_model"]
+__all__ = ["choose_device", "load_model"]
 
 
-def load_model(folder: Path) -> PreTrainedModel:
+def choose_device(wanted: str, *, gpus: int | None = None, cpu_only: bool = False) -> torch.device:
+    """Say where a model goes.
+
+    Args:
+        wanted: `auto`, `cpu`, `cuda`, or `cuda:1` for the second GPU.
+        gpus: GPUs that there are; absent: those that PyTorch sees.
+        cpu_only: The embedded engine samples from the same model, which it does on the CPU.
+
+    Raises:
+        ConfigError: There is no such GPU, or the engine cannot use it.
+    """
+    gpus = torch.cuda.device_count() if gpus is None else gpus
+    if wanted == "auto":
+        return torch.device("cuda:0" if gpus and not cpu_only else "cpu")
+    device = torch.device(wanted)
+    if device.type == "cpu":
+        return device
+    if cpu_only:
+        raise ConfigError(
+            f"the embedded engine samples on the CPU, not on {wanted}",
+            where="train.device",
+            fix="Set engine.name to vllm or sglang to train on a GPU, or train.device to cpu.",
+        )
+    if (device.index or 0) >= gpus:
+        raise ConfigError(
+            f"there is no {wanted}: PyTorch {torch.__version__} sees {gpus} GPUs",
+            where="train.device",
+            fix="Set train.device to auto, or install a PyTorch build for your GPU's driver.",
+        )
+    return torch.device("cuda", device.index or 0)
+
+
+def load_model(folder: Path, device: torch.device | None = None) -> PreTrainedModel:
     """Load a causal language model in float32, which the optimizer works in.
+
+    Args:
+        folder: Where it is.
+        device: Where it goes; absent: the CPU.
 
     Raises:
         ModelMissing: The folder holds no such model.
+        ConfigError: It does not fit the device.
     """
     logging.disable_progress_bar()  # what goes on is shown by whoever called
     try:
@@ -31,4 +68,17 @@ def load_model(folder: Path) -> PreTrainedModel:
             fix="Name a folder that AutoModelForCausalLM.from_pretrained can load.",
         ) from error
     loaded: PreTrainedModel = model.eval()
-    return loaded
+    return loaded if device is None else _moved(loaded, device)
+
+
+def _moved(model: PreTrainedModel, device: torch.device) -> PreTrainedModel:
+    try:
+        moved: PreTrainedModel = model.to(device)
+    except torch.OutOfMemoryError as error:
+        size = sum(each.numel() for each in model.parameters()) * 4 / 2**30
+        raise ConfigError(
+            f"the model, {size:.1f} GiB in float32, does not fit {device}",
+            where="train.device",
+            fix="Free the GPU of other programs, name another one, or take a smaller model.",
+        ) from error
+    return moved

@@ -69,6 +69,10 @@ class TrainSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
+    """Where the model is trained: `cpu`, `cuda`, or `cuda:1` for the second GPU. `auto` takes the
+    first GPU that PyTorch sees, and the CPU without one, or where the embedded engine samples from
+    the same model."""
     algorithm: Algorithm = "grpo"
     """How rewards become advantages: `grpo` (mean and deviation of the group), `dr_grpo` (mean
     only), `rloo` (mean of the other sessions), `reinforce_pp` (mean and deviation of all sessions

@@ -1,0 +1,40 @@
+"""Where a model goes, and what is said when it cannot go there."""
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from polar.errors import ConfigError
+from polar.train.model import choose_device
+from polar.train.settings import TrainSettings
+
+
+@pytest.mark.parametrize(
+    ("wanted", "gpus", "cpu_only", "device"),
+    [
+        ("auto", 0, False, "cpu"),
+        ("auto", 2, False, "cuda:0"),
+        ("auto", 2, True, "cpu"),
+        ("cpu", 2, False, "cpu"),
+        ("cuda", 1, False, "cuda:0"),
+        ("cuda:1", 2, False, "cuda:1"),
+    ],
+)
+def test_a_gpu_is_taken_where_there_is_one_and_the_engine_leaves_it(wanted, gpus, cpu_only, device):
+    assert choose_device(wanted, gpus=gpus, cpu_only=cpu_only) == torch.device(device)
+
+
+def test_a_gpu_that_is_not_there_is_named():
+    with pytest.raises(ConfigError, match=r"there is no cuda:2.*sees 2 GPUs"):
+        choose_device("cuda:2", gpus=2)
+
+
+def test_the_embedded_engine_refuses_a_gpu_rather_than_to_leave_it_unused():
+    with pytest.raises(ConfigError, match="samples on the CPU, not on cuda"):
+        choose_device("cuda", gpus=1, cpu_only=True)
+
+
+@pytest.mark.parametrize("wanted", ["gpu", "cuda:", "cuda:x", "tpu"])
+def test_a_device_of_another_name_is_refused_in_the_config(wanted):
+    with pytest.raises(ValidationError, match="device"):
+        TrainSettings(device=wanted)
