@@ -26,6 +26,7 @@ PolarError                what went wrong, where, and what to do about it
 ├── Unauthorized          an unknown session key (HTTP 401)
 ├── FidelityError         a law of token fidelity does not hold                exit code 8
 ├── TrainingError         training cannot go on (no trainable token, NaN)      exit code 9
+│   └── RankLost          one of the processes that train together is gone
 └── SessionsBroken        session after session ends without a grade           exit code 10
 """
 
@@ -44,6 +45,7 @@ __all__ = [
     "JournalError",
     "ModelMissing",
     "PolarError",
+    "RankLost",
     "ReplyTooLarge",
     "RequestTooLarge",
     "RequestTooSlow",
@@ -210,6 +212,10 @@ class TrainingError(PolarError):
     """Training cannot go on."""
 
     exit_code = 9
+
+
+class RankLost(TrainingError):
+    """One of the processes that train together is gone, or does not answer."""
 
 
 class SessionsBroken(PolarError):

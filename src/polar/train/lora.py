@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -51,7 +51,12 @@ class Adapter:
 
 
 def adapt(
-    working: nn.Module, given: nn.Module, settings: LoraSettings, *, seed: int
+    working: nn.Module,
+    given: nn.Module,
+    settings: LoraSettings,
+    *,
+    seed: int,
+    served: bool = True,
 ) -> list[Adapter]:
     """Replace the chosen linear layers of `working` by adapted ones, and freeze all else.
 
@@ -60,6 +65,7 @@ def adapt(
         given: The user's model with the same layers, which shows the merged weights.
         settings: Rank, scale and layers.
         seed: Seed of the factors' first values.
+        served: Whether the user's model is to follow what is learned.
 
     Raises:
         ValueError: No layer has one of the names.
@@ -70,7 +76,10 @@ def adapt(
     adapters = []
     for name, layer in list(working.named_modules()):
         if isinstance(layer, nn.Linear) and name.rpartition(".")[2] in settings.target_modules:
-            adapter = _new_adapter(layer, given.get_parameter(f"{name}.weight"), settings, random)
+            shown = given.get_parameter(f"{name}.weight")
+            adapter = _new_adapter(layer, shown, settings, random)
+            if not served:
+                adapter = replace(adapter, targets=(layer.weight,))
             working.set_submodule(name, _AdaptedLinear(layer, adapter))
             adapters.append(adapter)
     if not adapters:
@@ -97,12 +106,13 @@ def _new_adapter(
     layer: nn.Linear, given: nn.Parameter, settings: LoraSettings, random: torch.Generator
 ) -> Adapter:
     outputs, inputs = layer.weight.shape
+    device = layer.weight.device
     bound = 1.0 / math.sqrt(inputs)
     down = torch.empty(settings.rank, inputs).uniform_(-bound, bound, generator=random)
     return Adapter(
-        base=given.detach().clone(),
-        down=nn.Parameter(down.to(given.device)),
-        up=nn.Parameter(torch.zeros(outputs, settings.rank, device=given.device)),
+        base=given.detach().to(device, copy=True),
+        down=nn.Parameter(down.to(device)),
+        up=nn.Parameter(torch.zeros(outputs, settings.rank, device=device)),
         scale=settings.alpha / settings.rank,
         targets=(layer.weight,) if layer.weight is given else (layer.weight, given),
         switch=_Switch(),

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from polar.errors import TrainingError
+from polar.train.ranks import Alone, Ranks
 from polar.train.settings import TrainSettings
 from polar.train.weights import Weights
 
@@ -23,13 +24,20 @@ class Optimizer:
         settings: AdamW's parameters.
         lr: Learning rate after warm-up, in place of the settings'.
         warmup_steps: Steps of linear warm-up.
+        ranks: Who holds the other parts of the masters; nobody if left out.
     """
 
     def __init__(
-        self, weights: Weights, settings: TrainSettings, *, lr: float, warmup_steps: int
+        self,
+        weights: Weights,
+        settings: TrainSettings,
+        *,
+        lr: float,
+        warmup_steps: int,
+        ranks: Ranks | None = None,
     ) -> None:
         self.steps = 0
-        self._weights = weights
+        self._weights, self._ranks = weights, ranks or Alone()
         self._lr, self._warmup_steps = lr, warmup_steps
         self._max_grad_norm = settings.max_grad_norm
         self._adamw = torch.optim.AdamW(
@@ -57,7 +65,11 @@ class Optimizer:
         Raises:
             TrainingError: The gradient is not finite.
         """
-        norm = torch.nn.utils.clip_grad_norm_(self._weights.masters, self._max_grad_norm)
+        masters = self._weights.masters
+        self._weights.finish_gradients()
+        gradients = [master.grad for master in masters if master.grad is not None]
+        norm = self._ranks.norm(torch.nn.utils.get_total_norm(gradients))
+        torch.nn.utils.clip_grads_with_norm_(masters, self._max_grad_norm, norm)
         if not torch.isfinite(norm):
             raise TrainingError(f"the gradient norm is {norm}", fix="Lower the learning rate.")
         for group in self._adamw.param_groups:
@@ -81,42 +93,65 @@ class Optimizer:
         except BaseException:
             self._weights.clear_gradients()
             if before is not None:
-                self.load_state(before)
+                self._restore(before)
             raise
 
     def state(self) -> dict[str, Any]:
-        """Everything that `load_state` needs, the masters included; tensors are not copied."""
+        """Everything that `load_state` needs, the masters included; tensors are not copied.
+
+        What ranks hold in parts is put together, so that any number of ranks can go on from it.
+        """
+        adamw, trainables = self._adamw.state_dict(), self._weights.trainables
+        moments = {
+            i: {k: trainables[i].whole(v) if v.dim() else v for k, v in found.items()}
+            for i, found in adamw["state"].items()
+        }
         return {
-            "masters": [master.detach() for master in self._weights.masters],
-            "adamw": self._adamw.state_dict(),
+            "masters": [t.whole(t.master.detach()) for t in trainables],
+            "adamw": adamw | {"state": moments},
             "steps": self.steps,
         }
 
-    @torch.no_grad()
     def load_state(self, state: dict[str, Any]) -> None:
         """Take masters, moments and step count from a saved state.
 
         Raises:
             TrainingError: The state belongs to another model or other trained layers.
         """
-        masters = self._weights.masters
-        if [m.shape for m in masters] != [m.shape for m in state["masters"]]:
+        trainables = self._weights.trainables
+        if [t.shape for t in trainables] != [m.shape for m in state["masters"]]:
             raise TrainingError(
                 "the saved state belongs to another model, or to other trained layers",
                 fix="Resume with the model and the settings that the run was started with.",
             )
-        for master, saved in zip(masters, state["masters"], strict=True):
+        moments = {
+            i: {k: trainables[i].part(v) if v.dim() else v for k, v in found.items()}
+            for i, found in state["adamw"]["state"].items()
+        }
+        self._restore(
+            {
+                "masters": [t.part(m) for t, m in zip(trainables, state["masters"], strict=True)],
+                "adamw": state["adamw"] | {"state": moments},
+                "steps": state["steps"],
+            }
+        )
+
+    @torch.no_grad()
+    def _restore(self, state: dict[str, Any]) -> None:
+        """Go back to a state of this rank's own parts."""
+        for master, saved in zip(self._weights.masters, state["masters"], strict=True):
             master.copy_(saved)
         self._adamw.load_state_dict(state["adamw"])
         self.steps = state["steps"]
         self._weights.publish()
 
     def _snapshot(self) -> dict[str, Any]:
-        state = self.state()
-        moments = state["adamw"]["state"]
+        """Copy this rank's own parts."""
+        adamw = self._adamw.state_dict()
+        moments = adamw["state"]
         return {
-            "masters": [master.clone() for master in state["masters"]],
-            "adamw": state["adamw"]
+            "masters": [master.detach().clone() for master in self._weights.masters],
+            "adamw": adamw
             | {"state": {i: {k: v.clone() for k, v in m.items()} for i, m in moments.items()}},
-            "steps": state["steps"],
+            "steps": self.steps,
         }

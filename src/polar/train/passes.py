@@ -13,6 +13,7 @@ from torch import Tensor
 from polar.train.loss import PolicyLoss, Samples, policy_loss
 from polar.train.optimizer import Optimizer
 from polar.train.policy import Policy
+from polar.train.ranks import Ranks, exposed, together
 from polar.train.reference import Reference
 from polar.train.settings import TrainSettings
 from polar.train.tally import Tally
@@ -24,7 +25,7 @@ __all__ = ["Minibatch", "Passes"]
 
 @dataclass(frozen=True, slots=True)
 class Minibatch:
-    """The trees of one optimizer step."""
+    """The trees of one optimizer step, or those of them that one rank computes."""
 
     batches: tuple[TreeBatch, ...]
     advantages: FloatArray
@@ -52,6 +53,8 @@ class Passes:
     optimizer: Optimizer
     settings: TrainSettings
     tally: Tally
+    ranks: Ranks
+    """Who takes the same steps over other trees."""
 
     def run(
         self,
@@ -63,16 +66,21 @@ class Passes:
         """Take one optimizer step a minibatch and epoch, or none if any of them fails."""
         passes = [m for _ in range(self.settings.epochs_per_step) for m in minibatches]
         moves = len(passes) > 1  # from the second update on, the policy is not the old one
-        befores = {id(b): self._before(b, moves=moves) for m in minibatches for b in m.batches}
+        with together(self.ranks):
+            batches = (b for m in minibatches for b in m.batches)
+            befores = {id(b): self._before(b, moves=moves) for b in batches}
         work, done = sum(b.token_ids.size for m in passes for b in m.batches), 0
         with self.optimizer.all_or_nothing(steps=len(passes)):
             for minibatch in passes:
-                for batch in minibatch.batches:
-                    self._learn(batch, minibatch, befores[id(batch)])
-                    done += batch.token_ids.size
-                    progress(done / work)
-                before_update()
-                self.tally.add_update(self.optimizer.update())
+                with together(self.ranks):
+                    for batch in minibatch.batches:
+                        self._learn(batch, minibatch, befores[id(batch)])
+                        done += batch.token_ids.size
+                        progress(done / work)
+                with together(self.ranks):
+                    before_update()
+                with exposed(self.ranks):
+                    self.tally.add_update(self.optimizer.update())
 
     def _before(self, batch: TreeBatch, *, moves: bool) -> _Before:
         reference = None if self.reference is None else self.reference.logprobs(batch)

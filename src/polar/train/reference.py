@@ -36,7 +36,8 @@ class Reference:
         """
         if adapters:
             return cls(policy, adapters)
-        frozen = copy.deepcopy(model).to(policy.model.dtype).requires_grad_(False)
+        place = {"device": policy.model.device, "dtype": policy.model.dtype}
+        frozen = copy.deepcopy(model).to(**place).requires_grad_(False)
         if policy.shares_prefixes:
             frozen.set_attn_implementation(ATTENTION_NAME)
         return cls(replace(policy, model=frozen), ())

@@ -3,49 +3,69 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 from torch import Tensor
 
+from polar.train.deal import Hands, deal
 from polar.train.optimizer import Optimizer
 from polar.train.policy import Policy
+from polar.train.ranks import Ranks, exposed, together
 from polar.train.settings import TrainSettings
 from polar.train.tree_batch import Indices, TreeBatch, plan_batches
 from polar.types import Trace, Trajectory
 
-__all__ = ["SupervisedPlan", "plan_supervised", "run_supervised"]
+__all__ = ["SupervisedPlan", "SupervisedStep", "plan_supervised", "run_supervised"]
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisedStep:
+    """One optimizer step."""
+
+    hands: Hands
+    """The trees of each rank."""
+    tokens: int
+    """Sampled tokens of all ranks' trees, which the loss is divided by."""
 
 
 @dataclass(frozen=True, slots=True)
 class SupervisedPlan:
     """The optimizer steps of some epochs."""
 
-    epochs: tuple[tuple[tuple[TreeBatch, ...], ...], ...]
-    """The trees of each optimizer step of each epoch."""
+    epochs: tuple[tuple[SupervisedStep, ...], ...]
     dropped_tokens: int
     """Sampled tokens of traces that are too long, over all epochs."""
 
     @property
-    def steps(self) -> tuple[tuple[TreeBatch, ...], ...]:
-        """The trees of each optimizer step."""
+    def steps(self) -> tuple[SupervisedStep, ...]:
+        """All optimizer steps."""
         return tuple(step for epoch in self.epochs for step in epoch)
 
     @property
     def batches(self) -> tuple[TreeBatch, ...]:
         """All trees."""
-        return tuple(batch for step in self.steps for batch in step)
+        return tuple(batch for step in self.steps for hand in step.hands for batch in hand)
+
+    def hand(self, rank: int) -> SupervisedPlan:
+        """What one rank needs to know: only its own trees."""
+        epochs = (
+            tuple(replace(step, hands=step.hands[rank : rank + 1]) for step in epoch)
+            for epoch in self.epochs
+        )
+        return replace(self, epochs=tuple(epochs))
 
 
-def plan_supervised(
+def plan_supervised(  # noqa: PLR0913 - by name
     trajectories: Sequence[Trajectory],
     *,
     epochs: int,
     batch_sessions: int,
     settings: TrainSettings,
-    share: bool = True,
     order: np.random.Generator,
+    share: bool = True,
+    ranks: int = 1,
 ) -> SupervisedPlan:
     """Shuffle the sessions anew for each epoch and merge each optimizer step's into trees."""
     planned, dropped = [], 0
@@ -54,23 +74,29 @@ def plan_supervised(
         steps = []
         for start in range(0, len(shuffled), batch_sessions):
             traces = _traces(trajectories[i] for i in shuffled[start : start + batch_sessions])
-            batches, long = plan_batches(
-                traces,
-                max_tokens=settings.max_tokens_per_batch,
-                max_trace_tokens=settings.max_trace_tokens,
-                share=share,
-            )
+            step, long = _plan_step(traces, settings, share=share, ranks=ranks)
             dropped += sum(int(traces[i].loss_mask.sum()) for i in long)
-            if batches:
-                steps.append(tuple(batches))
+            if step.tokens:
+                steps.append(step)
         planned.append(tuple(steps))
     return SupervisedPlan(tuple(planned), dropped)
 
 
 def run_supervised(
-    policy: Policy, optimizer: Optimizer, plan: SupervisedPlan, progress: Callable[[float], None]
+    policy: Policy,
+    optimizer: Optimizer,
+    plan: SupervisedPlan,
+    progress: Callable[[float], None],
+    ranks: Ranks,
 ) -> tuple[float, ...]:
     """Take the planned steps; each step's loss is the mean over all its sampled tokens.
+
+    Args:
+        policy: What is trained.
+        optimizer: Takes the steps.
+        plan: Of each step only the trees of this rank.
+        progress: Told the done share of them.
+        ranks: Who takes the same steps over other trees.
 
     Returns:
         The mean negative log-likelihood of a sampled token in each epoch.
@@ -79,17 +105,34 @@ def run_supervised(
     for epoch in plan.epochs:
         total = 0.0
         for step in epoch:
-            tokens = sum(batch.sample_rows.size for batch in step)
-            for batch in step:
-                logprobs, _ = policy.learn(
-                    batch, partial(_share, tokens=tokens), collect=optimizer.collect
-                )
-                total -= float(logprobs.sum())
-                done += batch.token_ids.size
-                progress(done / work)
-            optimizer.update()
-        losses.append(total / sum(b.sample_rows.size for step in epoch for b in step))
+            with together(ranks):
+                for batch in step.hands[0]:
+                    logprobs, _ = policy.learn(
+                        batch, partial(_share, tokens=step.tokens), collect=optimizer.collect
+                    )
+                    total -= float(logprobs.sum())
+                    done += batch.token_ids.size
+                    progress(done / work)
+            with exposed(ranks):
+                optimizer.update()
+        losses.append(sum(ranks.gathered(total)) / sum(step.tokens for step in epoch))
     return tuple(losses)
+
+
+def _plan_step(
+    traces: Sequence[Trace], settings: TrainSettings, *, share: bool, ranks: int
+) -> tuple[SupervisedStep, tuple[int, ...]]:
+    """Plan an optimizer step, and tell which traces are too long for it."""
+
+    def plan(max_tokens: int) -> list[TreeBatch]:
+        longest = settings.max_trace_tokens
+        limits = {"max_tokens": max_tokens, "max_trace_tokens": longest}
+        return plan_batches(traces, **limits, share=share)[0]
+
+    hands = deal(plan, max_tokens=settings.max_tokens_per_batch, ranks=ranks)
+    tokens = sum(batch.sample_rows.size for hand in hands for batch in hand)
+    long = tuple(i for i, t in enumerate(traces) if t.token_ids.size > settings.max_trace_tokens)
+    return SupervisedStep(hands, tokens), long
 
 
 def _share(_: Indices, logprobs: Tensor, __: Tensor, *, tokens: int) -> Tensor:

@@ -14,6 +14,12 @@ from polar.train.tree_batch import TreeBatch
 __all__ = ["Tally"]
 
 
+_SUMS = (
+    *("samples", "tree_tokens", "sequence_tokens", "loss", "ratio", "clipped", "clipped_high"),
+    *("engine_weight", "bounded", "entropy", "engine_kl", "gap_sum", "gap_samples"),
+)
+
+
 @dataclass(slots=True)
 class Tally:
     """What one `Trainer.step` did so far."""
@@ -80,6 +86,15 @@ class Tally:
             self.gap_sum += float(gaps.sum())
             self.gap_max = max(self.gap_max, float(gaps.max()))
             self.gap_samples += gaps.numel()
+
+    def add_rank(self, other: Tally) -> None:
+        """Add what another rank counted of the same optimizer steps."""
+        for name in _SUMS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.ratio_max = max(self.ratio_max, other.ratio_max)
+        self.gap_max = max(self.gap_max, other.gap_max)
+        if other.divergence is not None:
+            self.divergence = (self.divergence or 0.0) + other.divergence
 
     def add_update(self, grad_norm: float) -> None:
         """Count one optimizer step."""

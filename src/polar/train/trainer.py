@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,28 +15,24 @@ from transformers import PreTrainedModel
 from polar.errors import TrainingError
 from polar.train.advantages import Rewards
 from polar.train.checkpoint import replace_folder, replacing_file
-from polar.train.kernels import choose_kernel
+from polar.train.deal import deal
+from polar.train.learner import STATE_FORMAT, Collect, Imitate, Learn, Learner, Load
 from polar.train.lessons import Credited, credited_groups, lessons, overlong_tokens
 from polar.train.memory import reusing_memory
 from polar.train.metrics import StepMetrics, SupervisedMetrics
-from polar.train.optimizer import Optimizer
-from polar.train.passes import Minibatch, Passes
-from polar.train.policy import Policy
-from polar.train.reference import Reference
+from polar.train.passes import Minibatch
+from polar.train.ranks import Ranks
 from polar.train.settings import TrainSettings
 from polar.train.standing import has_spread, is_truncated
-from polar.train.supervised import plan_supervised, run_supervised
+from polar.train.supervised import plan_supervised
 from polar.train.tally import Tally
 from polar.train.tree_batch import TreeBatch, plan_batches
-from polar.train.weights import Weights
 from polar.types import FloatArray, Group, Trace, Trajectory
 
 __all__ = ["Trainer"]
 
 Progress = Callable[[float], None]
 """Told the done share of the work, from 0 to 1; an exception it raises undoes the step."""
-
-_STATE_FORMAT = 1
 
 
 class Trainer:
@@ -48,6 +44,8 @@ class Trainer:
         model: Any transformers causal language model; those with standard attention share prefixes.
         settings: How to learn.
         clock: Seconds, for durations.
+        ranks: Other processes that compute shares of each step and wait for what this one, rank 0,
+            tells them (`polar.train.learner.follow`); nobody if left out.
 
     Raises:
         TrainingError: The model or the sampling cannot be trained on exactly.
@@ -59,6 +57,7 @@ class Trainer:
         settings: TrainSettings,
         *,
         clock: Callable[[], float] = time.perf_counter,
+        ranks: Ranks | None = None,
     ) -> None:
         if settings.top_p != 1.0:
             raise TrainingError(
@@ -70,33 +69,15 @@ class Trainer:
         self.settings = settings
         self.weight_version = 0
         self._clock = clock
-        self._weights = Weights.of(model, settings)
-        kernel, self._no_flex = choose_kernel(model)
-        self._policy = Policy(
-            self._weights.working,
-            temperature=settings.temperature,
-            logits_per_chunk=settings.logits_per_chunk,
-            piece_tokens=settings.max_tokens_per_piece,
-            kernel=kernel,
-            shares_prefixes=self._weights.obstacle is None,
-            checkpoint_above=0
-            if settings.gradient_checkpointing
-            else settings.max_tokens_per_batch,
-        )
-        self._reference = (
-            Reference.of(model, self._policy, self._weights.adapters) if settings.kl else None
-        )
-        self._optimizer = self._new_optimizer(settings.lr, settings.warmup_steps)
+        self._learner = Learner(model, settings, ranks)
+        self._ranks = self._learner.ranks
+        self._policy = self._learner.policy
+        self._reference = self._learner.reference
 
     @property
     def notice(self) -> str | None:
         """What somebody who trains this model should know about how it is trained."""
-        if self._weights.obstacle is None:
-            return None if self._no_flex is None else f"attention is slow: {self._no_flex}"
-        return (
-            "every session of this model is trained as a sequence of its own, without sharing "
-            f"prefixes: {self._weights.obstacle}"
-        )
+        return self._learner.notice
 
     @reusing_memory()
     def step(
@@ -122,12 +103,14 @@ class Trainer:
         """
         started = self._clock()
         _validate(groups)
-        tally = Tally(version=self.weight_version, lr=self._optimizer.lr)
+        tally = Tally(version=self.weight_version, lr=self._learner.optimizer.lr)
         learnable = [credited for credited in self._credited(groups, tally) if credited]
         minibatches = self._minibatches(learnable)
         if minibatches:
-            self._passes(tally).run(
-                minibatches,
+            self._tell(Learn(hand, self.weight_version) for hand in minibatches)
+            self._learner.learn(
+                minibatches[0],
+                tally,
                 progress=progress or _ignore,
                 before_update=before_update or _nothing,
             )
@@ -176,16 +159,15 @@ class Trainer:
             epochs=epochs,
             batch_sessions=batch_sessions,
             settings=self.settings,
-            share=self._policy.shares_prefixes,
             order=np.random.default_rng([self.settings.seed, self.weight_version]),
+            share=self._policy.shares_prefixes,
+            ranks=self._ranks.size,
         )
         if not plan.batches:
             raise _nothing_to_train()
-        optimizer = self._new_optimizer(lr, warmup_steps=0)
-        with optimizer.all_or_nothing(steps=len(plan.steps)):
-            losses = run_supervised(
-                replace(self._policy, temperature=1.0), optimizer, plan, progress or _ignore
-            )
+        hands = [plan.hand(rank) for rank in range(self._ranks.size)]
+        self._tell(Imitate(hand, lr) for hand in hands)
+        losses = self._learner.imitate(hands[0], lr=lr, progress=progress or _ignore)
         self.weight_version += 1
         return SupervisedMetrics(
             weight_version=self.weight_version,
@@ -240,29 +222,27 @@ class Trainer:
 
     def save_state(self, path: Path) -> None:
         """Write to a file all that `load_state` needs to go on as if never stopped."""
+        self._tell([Collect()] * self._ranks.size)
         state = {
-            "format": _STATE_FORMAT,
-            "optimizer": self._optimizer.state(),
+            "format": STATE_FORMAT,
+            "optimizer": self._learner.state(),
             "weight_version": self.weight_version,
         }
         with replacing_file(path) as fresh:
             torch.save(state, fresh)
 
     def load_state(self, path: Path) -> None:
-        """Go on from a saved state, weights included.
+        """Go on from a saved state, weights included, of any number of ranks.
 
         Raises:
             TrainingError: The state has another format or belongs to another model.
         """
-        state = torch.load(path, weights_only=True, map_location=self.model.device)
-        if state["format"] != _STATE_FORMAT:
-            raise TrainingError(
-                f"the saved state has format {state['format']}, not {_STATE_FORMAT}",
-                where=str(path),
-                fix="Resume with the version of Polar that wrote it.",
-            )
-        self._optimizer.load_state(state["optimizer"])
-        self.weight_version = state["weight_version"]
+        self._tell([Load(path)] * self._ranks.size)
+        self.weight_version = self._learner.load(path)
+
+    def _tell(self, orders: Iterable[Learn | Imitate | Collect | Load]) -> None:
+        """Say to every rank what it has to do now."""
+        self._ranks.tell(list(orders))
 
     def _check_vocabulary(self, trajectories: Sequence[Trajectory]) -> None:
         """Refuse sessions of a model with another tokenizer, which may come from any file."""
@@ -287,30 +267,29 @@ class Trainer:
         tally.kl = float(sum(d.sum() for d in divergences)) / tokens if tokens else None
         return credited_groups(spread, self.settings, divergences)
 
-    def _minibatches(self, learnable: Sequence[Sequence[Credited]]) -> list[Minibatch]:
-        """Divide the groups that teach something among the optimizer steps of a pass."""
+    def _minibatches(self, learnable: Sequence[Sequence[Credited]]) -> list[tuple[Minibatch, ...]]:
+        """Divide the groups that teach something among the optimizer steps of a pass.
+
+        Returns:
+            The minibatches of each rank; nothing if there is nothing to learn.
+        """
         parts = min(self.settings.minibatches_per_step, len(learnable))
         found = [self._minibatch(learnable[i::parts]) for i in range(parts)]
-        return [minibatch for minibatch in found if minibatch.batches]
+        dealt = [hands for hands in found if any(hand.batches for hand in hands)]
+        return list(zip(*dealt, strict=True))
 
-    def _minibatch(self, credited: Sequence[Sequence[Credited]]) -> Minibatch:
+    def _minibatch(self, credited: Sequence[Sequence[Credited]]) -> list[Minibatch]:
+        """Plan one optimizer step and deal it to the ranks."""
         found = lessons(credited, self.settings)
-        batches, _ = self._trees([lesson.trace for lesson in found])
-        return Minibatch(
-            batches=tuple(batches),
-            advantages=np.array([lesson.advantage for lesson in found], np.float32),
-            weights=np.array([lesson.weight for lesson in found], np.float32),
+        traces = [lesson.trace for lesson in found]
+        hands = deal(
+            partial(self._trees_of, traces),
+            max_tokens=self.settings.max_tokens_per_batch,
+            ranks=self._ranks.size,
         )
-
-    def _passes(self, tally: Tally) -> Passes:
-        kl = self.settings.kl
-        return Passes(
-            policy=self._policy,
-            reference=self._reference if kl is not None and kl.within == "loss" else None,
-            optimizer=self._optimizer,
-            settings=self.settings,
-            tally=tally,
-        )
+        advantages = np.array([lesson.advantage for lesson in found], np.float32)
+        weights = np.array([lesson.weight for lesson in found], np.float32)
+        return [Minibatch(hand, advantages, weights) for hand in hands]
 
     @torch.no_grad()
     def _divergence(self, group: Group) -> Rewards:
@@ -334,15 +313,20 @@ class Trainer:
                 return
 
     def _trees(self, traces: Sequence[Trace]) -> tuple[list[TreeBatch], tuple[int, ...]]:
+        return self._planned(traces, self.settings.max_tokens_per_batch)
+
+    def _trees_of(self, traces: Sequence[Trace], max_tokens: int) -> list[TreeBatch]:
+        return self._planned(traces, max_tokens)[0]
+
+    def _planned(
+        self, traces: Sequence[Trace], max_tokens: int
+    ) -> tuple[list[TreeBatch], tuple[int, ...]]:
         return plan_batches(
             traces,
-            max_tokens=self.settings.max_tokens_per_batch,
+            max_tokens=max_tokens,
             max_trace_tokens=self.settings.max_trace_tokens,
             share=self._policy.shares_prefixes,
         )
-
-    def _new_optimizer(self, lr: float, warmup_steps: int) -> Optimizer:
-        return Optimizer(self._weights, self.settings, lr=lr, warmup_steps=warmup_steps)
 
 
 def _ignore(_: float) -> None:

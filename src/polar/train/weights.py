@@ -12,22 +12,12 @@ from transformers import PreTrainedModel
 from polar.errors import ConfigError, TrainingError
 from polar.train.attention import ATTENTION_NAME
 from polar.train.lora import Adapter, adapt
+from polar.train.ranks import Alone, Ranks
 from polar.train.settings import TrainSettings
 from polar.train.support import tree_obstacle
+from polar.train.trainable import Divided, Trainable, Whole
 
 __all__ = ["Weights"]
-
-
-@dataclass(frozen=True, slots=True)
-class Trainable:
-    """One parameter in its forms; the same tensor wherever dtypes allow."""
-
-    working: nn.Parameter
-    """In the dtype of the computation; gets the gradient of each batch."""
-    master: Tensor
-    """float32; what the optimizer changes."""
-    served: Tensor
-    """The parameter of the user's model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +32,15 @@ class Weights:
     """What keeps the model from being computed along trees; absent: it can be."""
 
     @classmethod
-    def of(cls, model: PreTrainedModel, settings: TrainSettings) -> Weights:
+    def of(
+        cls, model: PreTrainedModel, settings: TrainSettings, ranks: Ranks | None = None
+    ) -> Weights:
         """Set a model up for training; what the user's model computes follows every step.
+
+        Args:
+            model: The user's model. Of several ranks only the first gives it new weights.
+            settings: What is trained, and in which dtype.
+            ranks: Who trains with this process; nobody if left out.
 
         Raises:
             TrainingError: The model's weights are in a dtype that cannot be trained as set.
@@ -55,15 +52,16 @@ class Weights:
                 f"the model's weights are {model.dtype}, which cannot be trained in {dtype}",
                 fix="Load it in float32, or set dtype to that of the weights.",
             )
-        working = _working_copy(model, dtype)
+        ranks = ranks or Alone()
+        working = _working_copy(model, dtype, ranks.device)
         obstacle = tree_obstacle(working)
         if obstacle is not None:
             working.set_attn_implementation(model.config._attn_implementation)
         if settings.lora is not None:
-            return cls._adapted(working, model, settings, obstacle)
+            return cls._adapted(working, model, settings, ranks, obstacle)
         _freeze(model, settings)
         trainables = tuple(
-            _trainable(used, given)
+            _trainable(used, given, ranks)
             for used, given in zip(working.parameters(), model.parameters(), strict=True)
             if given.requires_grad
         )
@@ -75,15 +73,18 @@ class Weights:
         working: PreTrainedModel,
         model: PreTrainedModel,
         settings: TrainSettings,
+        ranks: Ranks,
         obstacle: str | None,
     ) -> Weights:
         assert settings.lora is not None
         try:
-            adapters = adapt(working, model, settings.lora, seed=settings.seed)
+            adapters = adapt(
+                working, model, settings.lora, seed=settings.seed, served=not ranks.rank
+            )
         except ValueError as error:
             raise ConfigError(str(error), where="train.lora.target_modules") from error
         factors = (factor for a in adapters for factor in (a.down, a.up))
-        trainables = tuple(Trainable(f, f, f) for f in factors)
+        trainables = tuple(_trainable(f, f, ranks) for f in factors)
         return cls(working, trainables, tuple(adapters), obstacle)
 
     @property
@@ -92,39 +93,41 @@ class Weights:
         return [t.master for t in self.trainables]
 
     def collect_gradients(self) -> None:
-        """Add the working gradients to the masters' and clear them."""
+        """Add the working gradients to the sums and clear them."""
         for t in self.trainables:
-            if t.working is t.master or t.working.grad is None:
-                continue
-            if t.master.grad is None:
-                t.master.grad = t.working.grad.to(t.master.dtype)
-            else:
-                t.master.grad.add_(t.working.grad)
-            t.working.grad = None
+            t.collect()
+
+    def finish_gradients(self) -> None:
+        """Give the masters the gradient of all ranks."""
+        for t in self.trainables:
+            t.finish()
 
     def clear_gradients(self) -> None:
         """Forget all gradients."""
         for t in self.trainables:
-            t.working.grad = t.master.grad = None
+            t.clear()
 
     @torch.no_grad()
     def publish(self) -> None:
         """Copy the masters to the working model and to the user's."""
         for t in self.trainables:
-            for target in (t.working, t.served):
-                if target is not t.master:
-                    target.copy_(t.master)
+            t.publish()
         for adapter in self.adapters:
             adapter.merge()
 
 
-def _working_copy(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+def _working_copy(
+    model: PreTrainedModel, dtype: torch.dtype, device: torch.device | None
+) -> PreTrainedModel:
     """Copy modules and configuration, so that the engine keeps its own attention implementation.
 
-    Parameters and buffers are shared if they have the right dtype already.
+    Parameters and buffers are shared if they have the right dtype, and are in the right place.
     """
-    shared = (*model.parameters(), *model.buffers()) if model.dtype == dtype else ()
-    working = copy.deepcopy(model, {id(tensor): tensor for tensor in shared}).to(dtype)
+    device = device or model.device
+    fits = model.dtype == dtype and model.device == device
+    shared = (*model.parameters(), *model.buffers()) if fits else ()
+    working = copy.deepcopy(model, {id(tensor): tensor for tensor in shared})
+    working = working.to(device=device, dtype=dtype)
     working.set_attn_implementation(ATTENTION_NAME)
     return working
 
@@ -147,9 +150,11 @@ def _layers(model: PreTrainedModel) -> nn.ModuleList:
     raise TrainingError("the model's layers were not found", fix="Set frozen_layers to 0.")
 
 
-def _trainable(used: nn.Parameter, given: nn.Parameter) -> Trainable:
+def _trainable(used: nn.Parameter, given: nn.Parameter, ranks: Ranks) -> Trainable:
     used.requires_grad_(True)
+    if ranks.size > 1:
+        return Divided.of(used, given, ranks)
     master: Tensor = given
     if given.dtype != torch.float32:
         master = given.detach().float().requires_grad_(True)
-    return Trainable(used, master, given)
+    return Whole(used, master, given)
