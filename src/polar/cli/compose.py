@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 from polar import engines, harnesses, models, runtimes
 from polar.cli.engine_log import engine_log
 from polar.cli.log_file import run_log
+from polar.cli.ranks import joined
 from polar.cli.run_folder import RunFolder
-from polar.config import RunConfig
+from polar.config import RunConfig, environment
 from polar.engines.base import Engine
 from polar.engines.taped import TapedEngine
 from polar.errors import ConfigError
@@ -28,6 +29,7 @@ from polar.types import Group, Message, Task
 
 if TYPE_CHECKING:
     from polar.train import Trainer
+    from polar.train.ranks import Ranks
 
 __all__ = ["EngineSync", "Parts", "compose", "make_engine"]
 
@@ -151,7 +153,10 @@ async def compose(
     model_dir = await asyncio.to_thread(models.resolve, config.model, cache=cache, progress=say)
     renderer = await asyncio.to_thread(load_renderer, str(model_dir))
     async with AsyncExitStack() as stack:
-        engine, trainer = await asyncio.to_thread(_engine_and_trainer, config, model_dir, training)
+        ranks = stack.enter_context(joined(environment(), model_dir)) if training else None
+        engine, trainer = await asyncio.to_thread(
+            _engine_and_trainer, config, model_dir, training, ranks
+        )
         if trainer is not None and trainer.notice is not None:
             say(f"[yellow]note:[/yellow] {trainer.notice}")
         folder = RunFolder(run_dir)
@@ -217,7 +222,7 @@ def make_engine(config: RunConfig, model_dir: Path) -> Engine:
 
 
 def _engine_and_trainer(
-    config: RunConfig, model_dir: Path, training: bool
+    config: RunConfig, model_dir: Path, training: bool, ranks: Ranks | None = None
 ) -> tuple[Engine, Trainer | None]:
     make = engines.load(config.engine.name)
     embedded = config.engine.name == "embedded"
@@ -226,8 +231,10 @@ def _engine_and_trainer(
     from polar.train import Trainer
     from polar.train.model import choose_device, load_model
 
-    model = load_model(model_dir, choose_device(config.train.device, cpu_only=embedded))
-    trainer = Trainer(model, config.train) if training else None
+    # Of several ranks each has a GPU, and rank 0 keeps a copy to serve and save from.
+    device = choose_device("cpu" if ranks else config.train.device, cpu_only=embedded)
+    model = load_model(model_dir, device)
+    trainer = Trainer(model, config.train, ranks=ranks) if training else None
     engine = make(model, config.engine.settings) if embedded else make(config.engine.settings)
     return engine, trainer
 

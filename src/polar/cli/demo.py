@@ -10,8 +10,9 @@ import typer
 from polar import harnesses
 from polar.cli.console import console
 from polar.cli.install import install_harness
+from polar.cli.ranks import alone
 from polar.cli.train import new_run_dir, run_training
-from polar.config import RunConfig, parse_config
+from polar.config import RunConfig, environment, parse_config
 from polar.tasks import Family
 
 __all__ = ["demo", "demo_config"]
@@ -88,6 +89,7 @@ def demo(  # noqa: PLR0913, PLR0917 - one parameter a flag
 
         polar demo --engine vllm --engine-url http://127.0.0.1:8000
     """
+    alone(environment(), "polar demo")
     config = demo_config(
         harness=harness,
         tasks=tasks,

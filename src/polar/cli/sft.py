@@ -13,6 +13,7 @@ import typer
 from polar import models
 from polar.cli.console import console, progress_line
 from polar.cli.live import LiveView
+from polar.cli.ranks import alone
 from polar.cli.recordings import of_files, of_run
 from polar.cli.run_folder import RunFolder
 from polar.cli.work import claimed, write_checkpoint
@@ -83,6 +84,7 @@ def fine_tune(
     Raises:
         ConfigError: The folder holds a training already, or no session is worth imitating.
     """
+    alone(environment(), "polar sft")
     with claimed(out):
         if (out / "config.yaml").exists():
             raise ConfigError(

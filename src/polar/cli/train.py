@@ -14,6 +14,7 @@ import typer
 from polar.cli.console import console
 from polar.cli.live import LiveView
 from polar.cli.loop import run_async
+from polar.cli.ranks import work_for_rank_0
 from polar.cli.stage_use import StageUse
 from polar.cli.work import claimed, load_tasks, write_checkpoint, write_trajectories
 from polar.config import RunConfig, environment, load_config, write_config
@@ -50,6 +51,8 @@ def train(
         polar train config.yaml --set loop.steps=5 --run-dir runs/try
 
         polar train --resume runs/20260101-120000
+
+        torchrun --nproc-per-node 2 -m polar train config.yaml
     """
     if (config is None) == (resume is None):
         raise ConfigError(
@@ -76,7 +79,13 @@ def new_run_dir() -> Path:
 
 
 def run_training(config: RunConfig, run_dir: Path, *, resume: bool) -> Mapping[str, object]:
-    """Run a training to its end and return its summary."""
+    """Run a training to its end and return its summary.
+
+    Of several ranks that torchrun has started only the first does; the others work for it.
+    """
+    if (at := environment()).rank:
+        work_for_rank_0(config, at)
+        return {}
     from polar.train.records import write_json
     from polar.train.writers import opened
 

@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from polar.errors import JournalError, TrainingError
+from polar.errors import JournalError, RankLost, TrainingError
 from polar.train.ahead import Ahead, collecting_ahead
 from polar.train.begun import Begun, Collect
 from polar.train.collecting import Collection, Collector
@@ -350,6 +350,12 @@ class TrainingLoop:
                 if old != path:
                     old.unlink()
             self._saved = state
+        except RankLost as error:
+            raise JournalError(
+                f"the state of the last step could not be put together: {error}",
+                where=str(self._state_dir),
+                fix="Resume from the last saved state; finished sessions are kept.",
+            ) from error
         except (OSError, RuntimeError) as error:  # torch tells of a full disk by RuntimeError
             raise JournalError(
                 f"the state to resume from could not be written: {error}",

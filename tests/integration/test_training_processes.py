@@ -1,4 +1,4 @@
-"""A training run that is killed and resumed ends where one that was never stopped ends."""
+"""Training runs that are killed and resumed, and that several processes share."""
 
 import json
 import os
@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from rollout_support import task
+from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from polar.rendering.tiny import tiny_tokenizer
@@ -96,10 +97,10 @@ def at(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def start(at: Path, *arguments: object) -> subprocess.Popen[str]:
-    program = "from polar.cli.app import main; main()"
+def start(at: Path, *arguments: object, ranks: int = 1) -> subprocess.Popen[str]:
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     return subprocess.Popen(
-        [sys.executable, "-c", program, "train", *map(str, arguments)],
+        [sys.executable, *(launcher if ranks > 1 else ()), "-m", "polar", "train", *arguments],
         env={**os.environ, "PYTHONPATH": str(at / "package"), "OMP_NUM_THREADS": "1"},
         cwd=at,
         stdout=subprocess.PIPE,
@@ -139,3 +140,40 @@ def test_a_run_that_is_killed_and_resumed_has_the_same_weights_bit_for_bit(at):
     weights = "checkpoints/final/model.safetensors"
     assert (at / "whole" / weights).read_bytes() == (at / "killed" / weights).read_bytes()
     assert (at / "whole" / weights).read_bytes() != (at / "model/model.safetensors").read_bytes()
+
+
+def worker_of(process: subprocess.Popen[str]) -> int:
+    """Find the process of rank 1 among torchrun's children."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    (found,) = [
+        int(child)
+        for child in children
+        if b"\0RANK=1\0" in b"\0" + Path(f"/proc/{child}/environ").read_bytes()
+    ]
+    return found
+
+
+@pytest.mark.timeout(300)
+def test_two_ranks_learn_what_one_does_and_go_on_after_one_was_killed(at):
+    finished(start(at, "run.json", "--run-dir", at / "alone"))
+    killed = start(at, "run.json", "--run-dir", at / "two", ranks=2)
+    while len(trained_steps(at / "two")) < 2:
+        assert killed.poll() is None
+        time.sleep(0.005)
+    os.kill(worker_of(killed), signal.SIGKILL)
+    said, _ = killed.communicate(timeout=120)
+    assert killed.returncode != 0
+    assert len(trained_steps(at / "two")) < 8, said
+    finished(start(at, "--resume", at / "two", ranks=2))
+
+    steps, expected = trained_steps(at / "two"), trained_steps(at / "alone")
+    assert [row["step"] for row in steps] == [row["step"] for row in expected]
+    for row, other in zip(steps, expected, strict=True):
+        assert row["loss"] == pytest.approx(other["loss"], rel=1e-3, abs=1e-5)
+        assert row["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-3)
+    weights = "checkpoints/final/model.safetensors"
+    learned, others = (load_file(at / run / weights) for run in ("two", "alone"))
+    begun = load_file(at / "model" / "model.safetensors")
+    apart = sum(float((learned[name] - others[name]).square().sum()) for name in learned)
+    moved = sum(float((others[name] - begun[name]).square().sum()) for name in learned)
+    assert (apart / moved) ** 0.5 < 1e-3
