@@ -128,8 +128,8 @@ class Gateway:
             try:
                 yield address
             finally:
-                for session_id in tuple(self._by_id):
-                    await self.close(session_id)
+                while self._by_id:  # others may be closing theirs at the same time
+                    await self.close(next(iter(self._by_id)))
 
     def open(self, session: Session, policy: SessionPolicy) -> None:
         """Let a session in by its key.
