@@ -319,3 +319,13 @@ def test_a_run_serves_sessions_from_outside_and_verifies(polar, config, tmp_path
         (call,) = journal.calls(outside.session.id)
     assert (outside.session.task_id, call.messages[0].content) == ("mine", "from outside")
     assert polar("verify", "run")[0] == 0
+
+
+def test_a_rollout_says_why_sessions_were_not_graded(polar, config, tmp_path):
+    broken = [task("exit 3", name="silent"), task("ask a; write out 42", name="good")]
+    write_tasks(tmp_path / "some.jsonl", broken)
+    code, said, _ = polar(
+        "rollout", tmp_path / "some.jsonl", "--config", config, "--run-dir", "run", "-n", 2
+    )
+    assert code == 0
+    assert "2 x failed while running: the harness made no model call (exit 3)" in said

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -18,7 +20,7 @@ from polar.cli.work import claimed, write_trajectories
 from polar.config import RunConfig, environment, load_config, write_config
 from polar.evaluators import check_tasks
 from polar.tasks import read_tasks
-from polar.types import Group, Task
+from polar.types import Cancelled, Failed, Group, Task, TimedOut
 
 __all__ = ["rollout"]
 
@@ -78,11 +80,29 @@ async def _rollout(
     return groups
 
 
+def causes_of(groups: Sequence[Group]) -> Mapping[str, int]:
+    """Count the sessions that were not graded by why, the most frequent first."""
+    causes: Counter[str] = Counter()
+    for trajectory in (each for group in groups for each in group.trajectories):
+        match trajectory.outcome:
+            case Failed(stage=stage, error=error):
+                causes[f"failed while {stage}: {error}"] += 1
+            case TimedOut(stage=stage, grade=None):
+                causes[f"out of time while {stage}"] += 1
+            case Cancelled(reason=reason):
+                causes[f"cancelled: {reason}"] += 1
+            case _:
+                pass
+    return dict(causes.most_common())
+
+
 def _report(run_dir: Path, groups: tuple[Group, ...]) -> None:
     from rich.table import Table
 
     from polar.train.figures import figures_of, passed
 
+    for what, number in causes_of(groups).items():
+        console.print(f"[warn]{number} x[/warn] {what}", highlight=False, soft_wrap=True)
     table = Table("task", "sessions", "passed", "reward", "sampled tokens")
     for group in groups:
         figures = figures_of([group])

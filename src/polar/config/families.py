@@ -58,7 +58,6 @@ _OWN: Mapping[str, Mapping[str, type[BaseModel]]] = {
         "llamacpp": LlamaCppSettings,
         "sglang": SglangSettings,
         "vllm": VllmSettings,
-        "scripted": NoSettings,
     },
     "harness": {
         "aider": AiderSettings,

@@ -26,7 +26,6 @@ _FAMILY: Family[Callable[..., Engine]] = Family(
     {
         "embedded": "polar.engines.embedded:EmbeddedEngine",
         "llamacpp": "polar.engines.llamacpp:LlamaCppEngine",
-        "scripted": "polar.engines.scripted:ScriptedEngine",
         "sglang": "polar.engines.sglang:SglangEngine",
         "vllm": "polar.engines.vllm:VllmEngine",
     },

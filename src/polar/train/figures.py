@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import pstdev
 
-from polar.types import Completed, Group, TimedOut, Trajectory
+from polar.types import Cancelled, Completed, Failed, Group, TimedOut, Trajectory
 
 __all__ = ["RolloutFigures", "figures_of", "passed"]
 
@@ -68,9 +68,7 @@ def figures_of(groups: Iterable[Group]) -> RolloutFigures:
         reward_mean=sum(trajectory.reward for trajectory in sessions) / count,
         reward_std=pstdev([t.reward for t in sessions]) if sessions else 0.0,
         pass_rate=sum(passed(trajectory) for trajectory in sessions) / count,
-        failed=sum(
-            not isinstance(trajectory.outcome, Completed | TimedOut) for trajectory in sessions
-        ),
+        failed=sum(isinstance(trajectory.outcome, Failed | Cancelled) for trajectory in sessions),
         timed_out=sum(isinstance(trajectory.outcome, TimedOut) for trajectory in sessions),
         calls=sum(len(trace.call_ids) for trajectory in sessions for trace in trajectory.traces),
         sampled_tokens=sampled,

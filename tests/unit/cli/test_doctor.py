@@ -99,7 +99,7 @@ def test_little_free_disk_is_a_warning(monkeypatch, tmp_path):
 
 def test_an_engine_without_an_address_is_told_so(tmp_path):
     (found,) = check_engine(
-        "scripted", ["http://127.0.0.1:9"], model="smollm2-135m", cache=tmp_path
+        "embedded", ["http://127.0.0.1:9"], model="smollm2-135m", cache=tmp_path
     )
 
     assert found.state == "fail"

@@ -5,7 +5,7 @@ from dataclasses import replace
 from train_cases import make_group, make_trace, make_trajectory
 
 from polar.train.figures import figures_of, passed
-from polar.types import BuildReport, Cancelled, Completed, Failed, Grade, TimedOut
+from polar.types import BuildReport, Cancelled, Completed, Ended, Failed, Grade, TimedOut
 
 
 def test_a_session_passes_by_its_grade_alone():
@@ -44,3 +44,7 @@ def test_sessions_of_all_groups_are_added_up():
 def test_no_sessions_are_no_division_by_zero():
     figures = figures_of([])
     assert (figures.sessions, figures.reward_mean, figures.kept_share) == (0, 0.0, 1.0)
+
+
+def test_a_session_that_nobody_grades_has_not_failed():
+    assert figures_of([make_group(make_trajectory(outcome=Ended(0)))]).failed == 0
