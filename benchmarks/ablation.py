@@ -105,7 +105,8 @@ def separate_pass(model: PreTrainedModel, form: Form, _: argparse.Namespace) -> 
         logits = model(input_ids=ids, logits_to_keep=at - 1, use_cache=False).logits[0]
         logprobs = -torch.nn.functional.cross_entropy(logits, ids[0, at], reduction="none")
         one, ones = torch.zeros_like(at), torch.ones_like(logprobs)
-        _loss(logprobs, one, ones * lesson.advantage, ones * lesson.weight).backward()
+        advantages = torch.from_numpy(lesson.advantages)[at]
+        _loss(logprobs, one, advantages, ones * lesson.weight).backward()
 
 
 def tree_pass(model: PreTrainedModel, form: Form, options: argparse.Namespace) -> None:
@@ -115,7 +116,7 @@ def tree_pass(model: PreTrainedModel, form: Form, options: argparse.Namespace) -
         max_tokens=options.tree_tokens,
         max_trace_tokens=SETTINGS.max_trace_tokens,
     )
-    advantages = torch.tensor([lesson.advantage for lesson in form.lessons])
+    advantages = torch.tensor([float(lesson.advantages[0]) for lesson in form.lessons])
     weights = torch.tensor([lesson.weight for lesson in form.lessons])
     for batch in batches:
 

@@ -375,6 +375,11 @@ class Trace:
     divergences: int = 0
     """Calls whose context in this trace is not the prompt that the engine saw; only the
     `canonical` builder makes such traces."""
+    call_tokens: tuple[int, ...] = ()
+    """How many tokens each of these calls has in `loss_mask`, in order; empty: not known."""
+    call_indices: tuple[int, ...] = ()
+    """Where each of these calls stands in the order of arrival within the session; empty: not
+    known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -410,9 +415,9 @@ class Trajectory:
     reward: float
     outcome: Outcome
     report: BuildReport
-    call_rewards: Mapping[CallId, float] = field(default_factory=lambda: MappingProxyType({}))
-    """What each trained call earned, where credit was given by call; empty where every call has
-    the session's reward."""
+    step_rewards: Mapping[CallId, float] = field(default_factory=lambda: MappingProxyType({}))
+    """What user code found single calls worth, of those that are trained; a call without a score
+    is not in it."""
 
 
 @dataclass(frozen=True, slots=True)

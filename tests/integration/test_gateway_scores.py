@@ -11,7 +11,7 @@ from rollout_support import plan, task, world
 from polar.errors import JournalError
 from polar.gateway import Gateway, GatewaySettings, SessionPolicy
 from polar.store import read_journal
-from polar.trajectory import from_table, to_table
+from polar.trajectory import from_table, returns, to_table
 
 LENGTH = "def score(call):\n    return len(call.reply.content)\n"
 GATE = threading.Event()
@@ -151,30 +151,28 @@ async def test_scores_become_step_rewards_of_the_trajectories(tmp_path):
     settings = scoring(tmp_path, code)
     both = task("ask one; ask two; write out 42")
     async with world(tmp_path, gateway=settings) as at:
-        rollout = at.rollout(credit="steps", discount=0.5)
+        rollout = at.rollout()
         (group,) = await rollout.collect_all(plan(both))
         (done,) = group.trajectories
         (taken_over,) = (await rollout.collect_all(plan(both)))[0].trajectories
     (trace,) = done.traces
-    assert [done.call_rewards[call_id] for call_id in trace.call_ids] == [0.25 + 0.5 * 1.0, 1.0]
+    first, second = trace.call_ids
+    assert done.step_rewards == {first: 0.25}
+    assert returns(done, discount=0.5) == {first: 0.25 + 0.5 * 1.0, second: 1.0}
     assert done.reward == 1.0
-    assert taken_over.call_rewards == done.call_rewards
-    (read,) = from_table(to_table([done], phase="train", step=0))
-    assert read.call_rewards == done.call_rewards
+    assert taken_over.step_rewards == done.step_rewards
+    (read,) = await asyncio.to_thread(written_and_read, done)
+    assert read.step_rewards == done.step_rewards
+    assert returns(read) == returns(done)
 
 
-async def test_without_credit_by_steps_scores_are_kept_and_change_no_trajectory(tmp_path):
-    settings = scoring(tmp_path, LENGTH)
-    async with world(tmp_path, gateway=settings) as at:
-        (group,) = await at.rollout().collect_all(plan(task("ask one; write out 42")))
-        scores = await at.journal.scores(group.trajectories[0].session_id)
-    assert len(scores) == 1
-    assert dict(group.trajectories[0].call_rewards) == {}
+def written_and_read(trajectory):
+    return from_table(to_table([trajectory], phase="train", step=0))
 
 
 async def test_a_session_that_failed_has_no_rewards_by_step(tmp_path):
     async with world(tmp_path, gateway=scoring(tmp_path, LENGTH)) as at:
-        rollout = at.rollout(credit="steps", max_attempts=1)
+        rollout = at.rollout(max_attempts=1)
         (group,) = await rollout.collect_all(plan(task("exit 3")))
-    assert dict(group.trajectories[0].call_rewards) == {}
+    assert dict(group.trajectories[0].step_rewards) == {}
     assert group.trajectories[0].reward == 0.0

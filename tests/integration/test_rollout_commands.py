@@ -121,6 +121,63 @@ def test_a_run_trains_leaves_everything_and_verifies(polar, config, tmp_path):
     assert polar("verify", run)[0] == 0
 
 
+SCORER = """
+#!{python}
+import json, sys
+
+call = json.load(sys.stdin)
+sample = int(call["session_id"].split("-")[3])
+print(json.dumps(float(call["index"] == 1 and sample % 2)) if sample < 3 else "null")
+"""
+"""Rewards the second call of every other session, and scores no call of the last one."""
+
+
+@pytest.mark.parametrize("kind", ["python", "command"])
+def test_scores_of_calls_are_learned_from_where_all_outcomes_are_the_same(
+    polar, config, tmp_path, kind
+):
+    scorer = tmp_path / "scorer.py"
+    if kind == "command":
+        scorer.write_text(SCORER.lstrip().format(python=sys.executable))
+        scorer.chmod(0o755)
+        named = {"command": [str(scorer)]}
+    else:
+        scorer.write_text(
+            "def score(call):\n"
+            "    sample = int(call.session_id.split('-')[3])\n"
+            "    return float(call.index == 1 and sample % 2) if sample < 3 else None\n"
+        )
+        named = {"python": f"{scorer}:score"}
+    chosen = json.loads(config.read_text()) | {"gateway": {"scorer": named}}
+    config.write_text(json.dumps(chosen))
+    loop = ("loop.steps=1", "loop.group_size=4", "loop.heldout_sessions=0", "train.lr=0.01")
+    rows = {}
+    for credit in ("outcome", "steps"):
+        run = tmp_path / credit
+        wanted = [x for s in (*loop, f"train.credit={credit}") for x in ("--set", s)]
+        code, said, complained = polar("train", config, "--run-dir", run, *wanted)
+        assert code == 0, said + complained
+        (row,) = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        rows[credit] = row
+        assert (row["reward_mean"], row["calls"], row["scored_calls"]) == (0.0, 16, 12)
+        assert row["step_reward_mean"] == pytest.approx(2 / 12)
+        assert polar("verify", run)[0] == 0
+    assert (rows["outcome"]["optimizer_steps"], rows["outcome"]["unscored_calls"]) == (0, None)
+    assert rows["outcome"]["groups_without_spread"] == 2
+    assert (rows["steps"]["optimizer_steps"], rows["steps"]["unscored_calls"]) == (1, 4)
+    assert rows["steps"]["groups_without_spread"] == 0
+    assert rows["steps"]["grad_norm"] > 0.0
+    assert rows["steps"]["loss"] != 0.0
+    weights = [
+        AutoModelForCausalLM.from_pretrained(tmp_path / credit / "checkpoints" / "final")
+        for credit in ("outcome", "steps")
+    ]
+    assert any(
+        not torch.equal(a, b)
+        for a, b in zip(*(model.parameters() for model in weights), strict=True)
+    )
+
+
 def test_an_asynchronous_run_verifies_and_bounds_the_age_of_its_tokens(polar, config, tmp_path):
     run = tmp_path / "run"
     gambles = [task(f"ask {n}; ask more; gamble out", name=f"t{n}") for n in "abcd"]

@@ -189,6 +189,21 @@ def test_numbers_with_an_exponent_are_numbers_and_dates_are_text(text, value):
     assert parse_value(text) == value
 
 
+def test_credit_by_step_without_anything_that_makes_it_differ_is_refused():
+    assert "nothing scores them" in refusal("train.credit=steps")
+    load_config(None, ["train.credit=steps", "train.discount=0.9"], RunConfig)
+    load_config(None, ["train.credit=steps", "gateway.scorer={command: [score]}"], RunConfig)
+
+
+def test_a_discount_of_outcomes_is_refused():
+    assert "discount needs credit: steps" in refusal("train.discount=0.9")
+
+
+def test_a_control_whose_scores_would_still_teach_is_refused():
+    told = refusal("train.credit=steps", "train.discount=0.9", "loop.shuffled_rewards=true")
+    assert "scores would still tell" in told
+
+
 def test_a_written_config_is_read_back_equal(tmp_path):
     overrides = ["harness.name=pi", "train.lora={rank: 4}", "engine.name=vllm", "loop.minutes=3"]
     config = load_config(None, overrides, RunConfig)

@@ -75,6 +75,7 @@ def _of_journal(folder: RunFolder, wanted: Wanted) -> Iterator[Trajectory]:
                 continue
             calls = journal.calls(record.session.id, record.session.attempt)
             built = build(calls, builder=settings.builder, policy=policy)
-            found = credit(record.session, built, record.outcome)
+            scores = journal.scores(record.session.id, record.session.attempt)
+            found = credit(record.session, built, record.outcome, step_rewards=scores)
             if found is not None:
                 yield found

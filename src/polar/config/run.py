@@ -151,6 +151,24 @@ class RunConfig(BaseModel):
                 )
         return self
 
+    @model_validator(mode="after")
+    def _steps_are_scored(self) -> Self:
+        """Refuse credit by step where it would be the same as by outcome, or no control."""
+        if self.train.credit == "outcome":
+            return self
+        if self.gateway.scorer is None and self.train.discount == 1.0:
+            raise Refused(
+                "`train.credit` is steps, and nothing scores them",
+                fix="Name a `gateway.scorer`, or leave `train.credit` out.",
+            )
+        if self.loop.shuffled_rewards:
+            raise Refused(
+                "`loop.shuffled_rewards` deals out the rewards of sessions, and `train.credit` is"
+                " steps, whose scores would still tell what to learn",
+                fix="Run the control with `train.credit` at outcome.",
+            )
+        return self
+
 
 _SECTIONS: Mapping[str, type[BaseModel]] = {
     "engine": EngineSection,

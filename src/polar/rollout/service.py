@@ -19,7 +19,7 @@ from polar.rollout.plan import Plan, SessionEvent
 from polar.rollout.settings import RolloutSettings
 from polar.runtimes.base import Runtime
 from polar.store.base import Journal, SessionRecord
-from polar.types import CallId, Group, Outcome, Session, SessionId, Task, Trajectory
+from polar.types import Group, Outcome, Session, SessionId, Task, Trajectory
 
 __all__ = ["Rollout"]
 
@@ -175,7 +175,9 @@ class Rollout:
             builder=self._settings.builder,
             policy=trajectory.BuildPolicy(max_trace_tokens=self._settings.max_trace_tokens),
         )
-        return await self._credited(session, built, outcome) or Trajectory(
+        scores = await self._journal.scores(session.id, session.attempt)
+        found = trajectory.credit(session, built, outcome, step_rewards=scores)
+        return found or Trajectory(
             session_id=session.id,
             task_id=task.id,
             group_id=session.group_id,
@@ -184,14 +186,3 @@ class Rollout:
             outcome=outcome,
             report=built.report,
         )
-
-    async def _credited(
-        self, session: Session, built: trajectory.Built, outcome: Outcome
-    ) -> Trajectory | None:
-        """Give credit as the settings say; None where nothing was graded."""
-        settings = self._settings
-        policy = trajectory.CreditPolicy(by=settings.credit, discount=settings.discount)
-        scores: Mapping[CallId, float] = {}
-        if policy.by == "steps":
-            scores = await self._journal.scores(session.id, session.attempt)
-        return trajectory.credit(session, built, outcome, policy=policy, step_rewards=scores)

@@ -36,10 +36,5 @@ class RolloutSettings(BaseModel):
     """Most calls of a session, where that is fewer than its task allows."""
     builder: Literal["prefix_merging", "per_request", "canonical"] = "prefix_merging"
     """How calls become traces; `canonical` is for engines that render every history anew."""
-    credit: Literal["outcome", "steps"] = "outcome"
-    """`outcome`: every call has the reward of its session. `steps`: a call has its own score
-    (`gateway.scorer`), and what the calls after it and the outcome earned."""
-    discount: float = Field(default=1.0, ge=0, le=1)
-    """What a reward counts one call later; for `steps`."""
     max_trace_tokens: int = Field(default=8192, ge=1)
     """Longest trace; the exact causal prefix is kept, the rest dropped with its reason."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from polar.train.begun import Begun, Collect
 from polar.train.loop_settings import LoopSettings
 from polar.train.loop_state import Late
-from polar.train.standing import has_spread, is_graded
+from polar.train.standing import is_graded
 from polar.types import Group, Task
 
 __all__ = ["Collection", "Collector"]
@@ -39,6 +39,7 @@ class Collector:
         tasks: Tasks to learn from.
         settings: Tasks and sessions of a step, refills, late groups.
         seed: Seed of the order of tasks.
+        teaches: Tells whether a group has something to learn from; the others are refilled.
         clock: Seconds, monotonic.
     """
 
@@ -49,12 +50,14 @@ class Collector:
         *,
         settings: LoopSettings,
         seed: int,
+        teaches: Callable[[Group], bool],
         clock: Callable[[], float],
     ) -> None:
         self._collect = collect
         self._tasks = tuple(tasks)
         self._settings = settings
         self._seed = seed
+        self._teaches = teaches
         self._clock = clock
         self._open: set[Begun] = set()
         self._late: list[tuple[Begun, tuple[Late, ...]]] = []
@@ -140,7 +143,7 @@ class Collector:
         spare = self._spare_tasks(step)
         wanted = self._settings.tasks_per_step - lacking
         for refill in range(1, self._settings.refills + 1):
-            missing = wanted - sum(has_spread(group) for group in (*own, *refills))
+            missing = wanted - sum(self._teaches(group) for group in (*own, *refills))
             fresh, spare = spare[:missing], spare[missing:]
             if not fresh:
                 break

@@ -25,6 +25,11 @@ class RolloutFigures:
     """Sessions that broke through no fault of the model."""
     timed_out: int
     calls: int
+    """Those whose tokens are trained."""
+    scored_calls: int
+    """Those of them that user code has scored."""
+    step_reward_mean: float | None
+    """Mean score of the scored calls; absent where there are none."""
     sampled_tokens: int
     session_tokens_mean: float
     """Sampled tokens of a session."""
@@ -61,6 +66,7 @@ def figures_of(groups: Iterable[Group]) -> RolloutFigures:
     for trajectory in sessions:
         dropped.update(trajectory.report.dropped)
         forks.update(trajectory.report.forks)
+    scores = [score for trajectory in sessions for score in trajectory.step_rewards.values()]
     sampled = sum(trajectory.report.sampled for trajectory in sessions)
     kept = sum(trajectory.report.kept for trajectory in sessions)
     return RolloutFigures(
@@ -71,6 +77,8 @@ def figures_of(groups: Iterable[Group]) -> RolloutFigures:
         failed=sum(isinstance(trajectory.outcome, Failed | Cancelled) for trajectory in sessions),
         timed_out=sum(isinstance(trajectory.outcome, TimedOut) for trajectory in sessions),
         calls=sum(len(trace.call_ids) for trajectory in sessions for trace in trajectory.traces),
+        scored_calls=len(scores),
+        step_reward_mean=sum(scores) / len(scores) if scores else None,
         sampled_tokens=sampled,
         session_tokens_mean=sampled / count,
         session_tokens_max=max((t.report.sampled for t in sessions), default=0),

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -21,6 +22,7 @@ from polar.train.loop_state import Evaluation, Late, LoopState, wilson_interval
 from polar.train.memory import release_freed_memory
 from polar.train.pace import pace
 from polar.train.staleness import within_bound
+from polar.train.standing import has_spread
 from polar.types import Group, Task, Trajectory
 
 if TYPE_CHECKING:
@@ -84,7 +86,14 @@ class TrainingLoop:
         self._collect = collect
         self._collect_expert = collect_expert
         self._sync = sync
-        self._collector = Collector(collect, train_tasks, settings=settings, seed=seed, clock=clock)
+        self._collector = Collector(
+            collect,
+            train_tasks,
+            settings=settings,
+            seed=seed,
+            teaches=partial(has_spread, settings=trainer.settings),
+            clock=clock,
+        )
         self._heldout_tasks = tuple(heldout_tasks[: settings.heldout_sessions])
         self._settings = settings
         self._state_dir = state_dir

@@ -24,7 +24,7 @@ class Samples:
     engine_logprobs: Tensor
     """As recorded when the token was sampled."""
     advantages: Tensor
-    """Of the session that sampled the token."""
+    """Of the session, or the call, that sampled the token."""
     weights: Tensor
     """The normaliser's share of the token, global over the optimizer step."""
     traces: Tensor
@@ -54,7 +54,7 @@ class PolicyLoss:
 
 
 def policy_loss(samples: Samples, settings: TrainSettings) -> PolicyLoss:
-    """Weigh each sampled token by its session's advantage.
+    """Weigh each sampled token by the advantage of its session or call.
 
     Source: PPO (arXiv 1707.06347) §3; clip-higher: DAPO (arXiv 2503.14476) §3.1; the reference in
         the loss: DeepSeekMath (arXiv 2402.03300) §4.1.
@@ -84,9 +84,11 @@ def policy_ratio(samples: Samples, settings: TrainSettings) -> Tensor:
     """Compute the current over the old policy: float32 [samples], with gradient.
 
     A sequence is a trace: all of its trained tokens were sampled in one line, and are in one
-    batch. The tokens of a trace share its ratio.
+    batch. The tokens of a trace share its ratio. Under credit by step a token has the value of
+    that ratio and the gradient of its own, or the advantages of a trace would be averaged.
 
-    Source: GSPO (arXiv 2507.18071) §4.1, for the ratio of a sequence.
+    Source: GSPO (arXiv 2507.18071) §4.1, for the ratio of a sequence; §4.3 (GSPO-token), for
+        tokens of one sequence with different advantages.
     """
     difference = samples.logprobs - samples.old_logprobs
     match settings.ratio:
@@ -95,7 +97,10 @@ def policy_ratio(samples: Samples, settings: TrainSettings) -> Tensor:
         case "sequence":
             traces, index = torch.unique(samples.traces, return_inverse=True)
             sums = difference.new_zeros(traces.numel()).index_add(0, index, difference)
-            return torch.exp(sums / index.bincount(minlength=traces.numel()))[index]
+            ratio = torch.exp(sums / index.bincount(minlength=traces.numel()))[index]
+            if settings.credit == "steps":
+                return ratio.detach() * torch.exp(difference - difference.detach())
+            return ratio
         case _:
             assert_never(settings.ratio)
 

@@ -25,6 +25,8 @@ class StepMetrics:
     """Groups that were skipped because their rewards do not differ."""
     truncated_sessions: int
     """Sessions that were cut off before the model was done; see `train.truncated_sessions`."""
+    unscored_calls: int | None
+    """Trained calls that counted 0 because nobody scored them; absent without `credit: steps`."""
     trained_tokens: int
     """Sampled tokens with an advantage, once each."""
     dropped_tokens: int

@@ -29,7 +29,9 @@ class Minibatch:
 
     batches: tuple[TreeBatch, ...]
     advantages: FloatArray
-    """float32 [traces]"""
+    """float32 [tokens]; of the tokens of all traces, one trace after the other."""
+    starts: Indices
+    """int64 [traces]; where those of each trace begin."""
     weights: FloatArray
     """float32 [traces]; each trained token's share of the loss."""
 
@@ -112,11 +114,12 @@ class Passes:
         """Compute the share of some samples in the loss of the optimizer step."""
         logprobs, entropies = computed
         traces, index = batch.sample_traces[samples], self._tensor(samples)
+        tokens = minibatch.starts[traces] + batch.sample_positions[samples]
         told = Samples(
             logprobs=logprobs,
             old_logprobs=logprobs.detach() if before.old is None else before.old[index],
             engine_logprobs=self._tensor(batch.engine_logprobs[samples]),
-            advantages=self._tensor(minibatch.advantages[traces]),
+            advantages=self._tensor(minibatch.advantages[tokens]),
             weights=self._tensor(minibatch.weights[traces]),
             traces=self._tensor(traces),
             entropies=entropies,

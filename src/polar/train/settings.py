@@ -77,6 +77,11 @@ class TrainSettings(BaseModel):
     """How rewards become advantages: `grpo` (mean and deviation of the group), `dr_grpo` (mean
     only), `rloo` (mean of the other sessions), `reinforce_pp` (mean and deviation of all sessions
     of the step), `reinforce_pp_baseline` (mean of the group, deviation of all)."""
+    credit: Literal["outcome", "steps"] = "outcome"
+    """What the tokens of a call learn from: `outcome`: the reward of their session. `steps`: the
+    call's own score (`gateway.scorer`), those of the calls after it, and the session's reward."""
+    discount: Annotated[float, Field(ge=0.0, le=1.0)] = 1.0
+    """What a reward counts one call later; for `credit: steps`."""
     failed_sessions: Literal["baseline", "exclude"] = "exclude"
     """Sessions that broke through no doing of the model: with reward 0 in the group's baseline,
     or left out of it. They are never trained on."""
@@ -170,6 +175,12 @@ class TrainSettings(BaseModel):
             raise ValueError("the lower bound of icepop_band is not below the upper")
         if self.overlong is not None and self.overlong.buffer_tokens > self.overlong.max_tokens:
             raise ValueError("overlong.buffer_tokens is larger than overlong.max_tokens")
+        return self
+
+    @model_validator(mode="after")
+    def _discount_has_an_effect(self) -> Self:
+        if self.discount != 1.0 and self.credit == "outcome":
+            raise ValueError("discount needs credit: steps, for an outcome has no steps")
         return self
 
     @property

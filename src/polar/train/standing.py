@@ -8,6 +8,7 @@ from typing import assert_never
 import numpy as np
 
 from polar.train.settings import TrainSettings
+from polar.train.step_advantages import centred_returns, step_returns
 from polar.types import (
     Cancelled,
     Completed,
@@ -68,10 +69,20 @@ def graded_sessions(group: Group) -> MaskArray:
     return np.array([is_graded(t.outcome) for t in group.trajectories], dtype=bool)
 
 
-def has_spread(group: Group) -> bool:
-    """Tell whether the rewards of the graded sessions differ: only then is there a gradient."""
-    rewards = [t.reward for t in group.trajectories if is_graded(t.outcome)]
-    return len(set(rewards)) > 1
+def has_spread(group: Group, settings: TrainSettings) -> bool:
+    """Tell whether the graded sessions earned anything different: only then is there a gradient.
+
+    What length or distance costs is not looked at.
+    """
+    graded = [t for t in group.trajectories if is_graded(t.outcome)]
+    match settings.credit:
+        case "outcome":
+            return len({t.reward for t in graded}) > 1
+        case "steps":
+            earned = [step_returns(t, t.reward, settings.discount) for t in graded]
+            return any(centred.any() for centred in centred_returns(earned))
+        case _:
+            assert_never(settings.credit)
 
 
 def is_graded(outcome: Outcome) -> bool:

@@ -28,6 +28,8 @@ class Tally:
     """Weight version before the step."""
     lr: float
     """Learning rate of the first optimizer step."""
+    unscored_calls: int | None = None
+    """Trained calls without a score; absent where credit is by outcome."""
     samples: int = 0
     tree_tokens: int = 0
     sequence_tokens: int = 0
@@ -120,6 +122,7 @@ class Tally:
             groups=groups,
             groups_without_spread=groups_without_spread,
             truncated_sessions=truncated_sessions,
+            unscored_calls=self.unscored_calls,
             trained_tokens=self.samples,
             dropped_tokens=dropped_tokens,
             tree_tokens=self.tree_tokens,

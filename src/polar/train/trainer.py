@@ -24,6 +24,7 @@ from polar.train.passes import Minibatch
 from polar.train.ranks import Ranks
 from polar.train.settings import TrainSettings
 from polar.train.standing import has_spread, is_truncated
+from polar.train.step_advantages import unscored_calls
 from polar.train.supervised import plan_supervised
 from polar.train.tally import Tally
 from polar.train.tree_batch import TreeBatch, plan_batches
@@ -103,7 +104,10 @@ class Trainer:
         """
         started = self._clock()
         _validate(groups)
+        sessions = [t for group in groups for t in group.trajectories]
         tally = Tally(version=self.weight_version, lr=self._learner.optimizer.lr)
+        if self.settings.credit == "steps":
+            tally.unscored_calls = unscored_calls(sessions)
         learnable = [credited for credited in self._credited(groups, tally) if credited]
         minibatches = self._minibatches(learnable)
         if minibatches:
@@ -117,7 +121,6 @@ class Trainer:
             self.weight_version += 1
         else:
             self._measure_gap(groups, tally)
-        sessions = [t for group in groups for t in group.trajectories]
         return tally.metrics(
             weight_version=self.weight_version,
             groups=len(groups),
@@ -259,7 +262,7 @@ class Trainer:
         kl = self.settings.kl
         if kl is None or kl.within == "loss":
             return credited_groups(groups, self.settings)
-        spread = [group for group in groups if has_spread(group)]
+        spread = [group for group in groups if has_spread(group, self.settings)]
         divergences = [self._divergence(group) for group in spread]
         tokens = sum(
             int(t.loss_mask.sum()) for g in spread for c in g.trajectories for t in c.traces
@@ -287,9 +290,10 @@ class Trainer:
             max_tokens=self.settings.max_tokens_per_batch,
             ranks=self._ranks.size,
         )
-        advantages = np.array([lesson.advantage for lesson in found], np.float32)
+        advantages = np.concatenate([np.zeros(0, np.float32), *(x.advantages for x in found)])
+        starts = np.cumsum([0, *(trace.token_ids.size for trace in traces)])[:-1]
         weights = np.array([lesson.weight for lesson in found], np.float32)
-        return [Minibatch(hand, advantages, weights) for hand in hands]
+        return [Minibatch(hand, advantages, starts, weights) for hand in hands]
 
     @torch.no_grad()
     def _divergence(self, group: Group) -> Rewards:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from polar.trajectory.builders import BuilderName, BuildPolicy, Built, build
-from polar.trajectory.credit import CreditPolicy, credit, reward_of
+from polar.trajectory.credit import calls_in_order, credit, returns, reward_of
 from polar.trajectory.fidelity import FidelityReport, TapeRecord, check, check_tape
 from polar.trajectory.table import SCHEMA, SCHEMA_VERSION, from_table, to_table
 from polar.trajectory.tree import ROOT, Segment, TokenTree
@@ -15,16 +15,17 @@ __all__ = [
     "BuildPolicy",
     "BuilderName",
     "Built",
-    "CreditPolicy",
     "FidelityReport",
     "Segment",
     "TapeRecord",
     "TokenTree",
     "build",
+    "calls_in_order",
     "check",
     "check_tape",
     "credit",
     "from_table",
+    "returns",
     "reward_of",
     "to_table",
 ]

@@ -1,12 +1,11 @@
-"""Credit: what reward the traces of a session carry."""
+"""Credit: what the traces of a session, and its single calls, earned."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal, assert_never
+from typing import assert_never
 
 from polar.errors import ConfigError, FidelityError
 from polar.trajectory.builders import Built
@@ -22,23 +21,7 @@ from polar.types import (
     Trajectory,
 )
 
-__all__ = ["CreditPolicy", "credit", "reward_of"]
-
-
-@dataclass(frozen=True, slots=True)
-class CreditPolicy:
-    """What a call of a session is rewarded for."""
-
-    by: Literal["outcome", "steps"] = "outcome"
-    """`outcome`: every call has the reward of the session. `steps`: a call has its own score, and
-    what the calls after it in its trace and the outcome earned, discounted."""
-    discount: float = 1.0
-    """What a reward one call later counts, from 0 to 1; for `steps`."""
-
-    def __post_init__(self) -> None:
-        """Refuse what is no discount."""
-        if not 0 <= self.discount <= 1:
-            raise ConfigError(f"a discount is between 0 and 1, and not {self.discount}")
+__all__ = ["calls_in_order", "credit", "returns", "reward_of"]
 
 
 def reward_of(outcome: Outcome) -> float | None:
@@ -59,37 +42,30 @@ def credit(
     built: Built,
     outcome: Outcome,
     *,
-    policy: CreditPolicy | None = None,
     step_rewards: Mapping[CallId, float] | None = None,
 ) -> Trajectory | None:
-    """Give a session's reward to its traces and, if the policy says so, to each call its own.
+    """Give a session's reward to its traces, and the scores of single calls to these.
 
     Args:
         session: Whose calls were built.
         built: Its traces.
         outcome: How it ended.
-        policy: The default gives every call the reward of the outcome.
         step_rewards: Scores of single calls; one of a call that trains nowhere has no effect.
 
     Returns:
         The trajectory, or None where the session was not graded and teaches nothing.
 
     Raises:
-        ConfigError: Calls were scored and the policy has no use for it.
         FidelityError: A score is not finite.
     """
-    policy = policy or CreditPolicy()
-    step_rewards = step_rewards or {}
-    if step_rewards and policy.by == "outcome":
-        raise ConfigError(
-            "calls were scored, and the policy gives credit by outcome alone",
-            where=f"session {session.id}",
-            fix="Set the policy to `steps`, or leave the scores out.",
-        )
+    scores = step_rewards or {}
+    for call_id, score in scores.items():
+        if not math.isfinite(score):
+            raise FidelityError(f"a call's score is {score}", where=f"call {call_id}")
     reward = reward_of(outcome)
     if reward is None:
         return None
-    by_step = policy.by == "steps"
+    trained = (call_id for trace in built.traces for call_id in trace.call_ids)
     return Trajectory(
         session_id=session.id,
         task_id=session.task_id,
@@ -98,25 +74,51 @@ def credit(
         reward=reward,
         outcome=outcome,
         report=built.report,
-        call_rewards=_returns(built, step_rewards, reward, policy.discount) if by_step else {},
+        step_rewards=MappingProxyType({c: scores[c] for c in trained if c in scores}),
     )
 
 
-def _returns(
-    built: Built, step_rewards: Mapping[CallId, float], reward: float, discount: float
-) -> Mapping[CallId, float]:
-    """Add up, for each trained call, what it and what was sampled after it earned.
+def calls_in_order(trajectory: Trajectory) -> tuple[CallId, ...]:
+    """List the trained calls of a session as they arrived, whatever trace they are in.
 
-    Calls are taken in the order of their lines: a trace at a time, and within it as sampled. The
-    outcome is earned at the end of every line, so that a sub-agent shares in it.
+    Raises:
+        FidelityError: The traces do not say it.
     """
-    for call_id, score in step_rewards.items():
-        if not math.isfinite(score):
-            raise FidelityError(f"a call's score is {score}", where=f"call {call_id}")
-    returns: dict[CallId, float] = {}
-    for trace in built.traces:
-        after = reward
-        for number, call_id in enumerate(reversed(trace.call_ids)):
-            after = step_rewards.get(call_id, 0.0) + after * (discount if number else 1.0)
-            returns[call_id] = after
-    return MappingProxyType(returns)
+    found: list[tuple[int, CallId]] = []
+    for trace in trajectory.traces:
+        if not len(trace.call_ids) == len(trace.call_indices) == len(trace.call_tokens):
+            raise FidelityError(
+                "a trace does not say which of its tokens are of which call",
+                where=f"session {trajectory.session_id}",
+                fix="Build the traces anew from the calls.",
+            )
+        found += zip(trace.call_indices, trace.call_ids, strict=True)
+    return tuple(call_id for _, call_id in sorted(found))
+
+
+def returns(
+    trajectory: Trajectory, *, discount: float = 1.0, reward: float | None = None
+) -> Mapping[CallId, float]:
+    """Add up, for each trained call, what it and everything after it earned.
+
+    Calls are taken as they arrived. The outcome is earned with the last one; a call without a
+    score earned 0. What came later in another trace, after a rewrite or of a sub-agent, counts
+    as well, for it may have come from this call.
+
+    Args:
+        trajectory: Whose calls were scored.
+        discount: What a reward one call later counts, from 0 to 1.
+        reward: What the session earned in the end; absent: its own reward.
+
+    Raises:
+        ConfigError: The discount is none.
+        FidelityError: The traces do not say in which order their calls arrived.
+    """
+    if not 0 <= discount <= 1:
+        raise ConfigError(f"a discount is between 0 and 1, and not {discount}")
+    after = trajectory.reward if reward is None else reward
+    found: dict[CallId, float] = {}
+    for number, call_id in enumerate(reversed(calls_in_order(trajectory))):
+        after = trajectory.step_rewards.get(call_id, 0.0) + after * (discount if number else 1.0)
+        found[call_id] = after
+    return MappingProxyType(dict(reversed(found.items())))

@@ -55,9 +55,9 @@ def to_trace(path: Path) -> Trace:
     mask = np.zeros(size, np.bool_)
     logprobs = np.zeros(size, np.float32)
     versions = np.full(size, -1, np.int32)
-    for placed in path.placed:
+    counts = [min(len(placed.call.sampled_ids), size - placed.start) for placed in path.placed]
+    for placed, count in zip(path.placed, counts, strict=True):
         call, start = placed.call, placed.start
-        count = min(len(call.sampled_ids), size - start)
         span = slice(start, start + count)
         mask[span] = True
         logprobs[span] = call.logprobs[:count]
@@ -69,4 +69,6 @@ def to_trace(path: Path) -> Trace:
         weight_versions=versions,
         call_ids=tuple(placed.call.id for placed in path.placed),
         divergences=sum(placed.diverges for placed in path.placed),
+        call_tokens=tuple(counts),
+        call_indices=tuple(placed.call.index for placed in path.placed),
     )

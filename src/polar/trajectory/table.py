@@ -14,6 +14,10 @@ One row a trace, in order; a trajectory without traces is one row whose trace co
     logprobs                        list<float32>, 0 where loss_mask is false
     weight_versions                 list<int32>, -1 where loss_mask is false
     call_ids                        list<string>, the calls whose tokens this trace trains
+    call_tokens                     list<int32>, how many tokens each of them has here
+    call_indices                    list<int32>, where each stands in the session's order of arrival
+    step_rewards                    list<double>, the score of each, null where it has none
+    divergences                     int32, calls trained in another context than the engine saw
     report_json                     string: the session's account of sampled tokens
 
 The schema's metadata holds `polar.trajectories` -> version.
@@ -50,7 +54,7 @@ from polar.types import (
 
 __all__ = ["SCHEMA", "SCHEMA_VERSION", "from_table", "to_table"]
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 _VERSION_KEY = b"polar.trajectories"
 
@@ -76,7 +80,9 @@ SCHEMA = pa.schema(
         ("logprobs", _list(pa.float32())),
         ("weight_versions", _list(pa.int32())),
         ("call_ids", _list(pa.string())),
-        ("call_rewards", _list(pa.float64())),
+        ("call_tokens", _list(pa.int32())),
+        ("call_indices", _list(pa.int32())),
+        ("step_rewards", _list(pa.float64())),
         ("divergences", pa.int32()),
         ("report_json", pa.string()),
     ],
@@ -111,7 +117,7 @@ def from_table(table: pa.Table) -> tuple[Trajectory, ...]:
             f" {SCHEMA_VERSION}",
             fix="Read it with the release that wrote it.",
         )
-    columns = [table.column(name) for name in (*_SESSION_COLUMNS, "call_rewards")]
+    columns = [table.column(name) for name in (*_SESSION_COLUMNS, "step_rewards")]
     rows = zip(*columns, _traces(table), strict=True)
     sessions = itertools.groupby(rows, key=lambda row: row[0].as_py())
     return tuple(_trajectory(list(group)) for _, group in sessions)
@@ -150,7 +156,9 @@ def _rows(trajectory: Trajectory, *, phase: str, step: int | None) -> Iterable[d
             "logprobs": trace.logprobs,
             "weight_versions": trace.weight_versions,
             "call_ids": list(trace.call_ids),
-            "call_rewards": _call_rewards(trajectory, trace),
+            "call_tokens": list(trace.call_tokens),
+            "call_indices": list(trace.call_indices),
+            "step_rewards": [trajectory.step_rewards.get(c) for c in trace.call_ids],
             "divergences": trace.divergences,
         }
 
@@ -171,6 +179,8 @@ def _traces(table: pa.Table) -> Iterable[Trace | None]:
             weight_versions=array("weight_versions", row, np.int32),
             call_ids=tuple(CallId(item) for item in table.column("call_ids")[row].as_py()),
             divergences=table.column("divergences")[row].as_py(),
+            call_tokens=tuple(table.column("call_tokens")[row].as_py()),
+            call_indices=tuple(table.column("call_indices")[row].as_py()),
         )
 
 
@@ -186,22 +196,17 @@ def _trajectory(rows: list[tuple[Any, ...]]) -> Trajectory:
         reward=reward,
         outcome=_outcome(tag, json.loads(outcome)),
         report=_report(json.loads(report)),
-        call_rewards=MappingProxyType(_read_call_rewards(rows)),
+        step_rewards=MappingProxyType(_read_step_rewards(rows)),
     )
 
 
-def _call_rewards(trajectory: Trajectory, trace: Trace) -> list[float] | None:
-    if not trajectory.call_rewards:
-        return None
-    return [trajectory.call_rewards[call_id] for call_id in trace.call_ids]
-
-
-def _read_call_rewards(rows: list[tuple[Any, ...]]) -> dict[CallId, float]:
+def _read_step_rewards(rows: list[tuple[Any, ...]]) -> dict[CallId, float]:
     return {
         call_id: reward
         for *_, rewards, trace in rows
-        if rewards.is_valid
+        if trace is not None
         for call_id, reward in zip(trace.call_ids, rewards.as_py(), strict=True)
+        if reward is not None
     }
 
 

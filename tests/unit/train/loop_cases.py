@@ -6,7 +6,7 @@ from pathlib import Path
 
 from train_cases import make_trace, make_trajectory
 
-from polar.train import StepMetrics, SupervisedMetrics
+from polar.train import StepMetrics, SupervisedMetrics, TrainSettings
 from polar.train.loop import TrainingLoop
 from polar.train.loop_settings import LoopSettings
 from polar.types import EvaluatorSpec, Group, Task, TaskId
@@ -23,6 +23,7 @@ class CountingTrainer:
     """Its weights are one number, which each step moves by what the sessions earned."""
 
     def __init__(self) -> None:
+        self.settings = TrainSettings()
         self.weight_version = 0
         self.weights = 0.0
         self.during_step = lambda: None
@@ -43,6 +44,7 @@ class CountingTrainer:
             groups=len(groups),
             groups_without_spread=0,
             truncated_sessions=0,
+            unscored_calls=None,
             trained_tokens=1,
             dropped_tokens=0,
             tree_tokens=1,

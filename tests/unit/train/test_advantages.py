@@ -34,7 +34,7 @@ def group_of(*values, outcomes=None, traces=None):
 def credited(*groups, **settings):
     """The advantages of the sessions that train."""
     found = credited_groups(groups, TrainSettings(**settings))
-    return [session.advantage for group in found for session in group]
+    return [session.advantages.item() for group in found for session in group]
 
 
 def test_grpo_divides_the_distance_from_the_mean_by_the_deviation():

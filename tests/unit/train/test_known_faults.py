@@ -196,7 +196,7 @@ def test_a_long_session_has_one_vote_in_the_baseline_and_in_the_loss():
     settings = TrainSettings(normalizer="session_mean", algorithm="dr_grpo")
     group = uneven(trainer)
     (sessions,) = credited_groups([group], settings)
-    assert [s.advantage for s in sessions] == pytest.approx([2 / 3, -1 / 3, -1 / 3])
+    assert [s.advantages.item() for s in sessions] == pytest.approx([2 / 3, -1 / 3, -1 / 3])
     shares = {id(t): 0.0 for t in group.trajectories}
     owner = {id(x): id(t) for t in group.trajectories for x in t.traces}
     for lesson in group_lessons([group], settings):

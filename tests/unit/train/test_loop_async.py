@@ -9,6 +9,7 @@ from train_cases import make_group, make_trace, make_trajectory
 
 from polar.errors import TrainingError
 from polar.train.loop_state import LoopState
+from polar.train.settings import TrainSettings
 from polar.train.staleness import within_bound
 from polar.train.standing import has_spread
 from polar.types import Failed
@@ -151,7 +152,7 @@ async def test_groups_without_spread_are_refilled_with_fresh_tasks(tmp_path):
     bench.trainer.step = step
     await bench.loop.run()
     for groups, row in zip(trained, trained_rows(bench), strict=True):
-        assert sum(has_spread(group) for group in groups) >= 2
+        assert sum(has_spread(group, TrainSettings()) for group in groups) >= 2
         assert len({group.task.id for group in groups}) == len(groups)
         assert row["groups_refilled"] == len(groups) - 2
 
@@ -173,8 +174,8 @@ async def test_a_refilled_step_draws_the_same_tasks_again_after_a_restart(tmp_pa
 
 def test_only_graded_sessions_make_a_spread():
     broken = make_trajectory(reward=0.0, outcome=Failed("running", "gone"))
-    assert not has_spread(make_group(session(1.0), broken))
-    assert has_spread(make_group(session(1.0), session(0.0), broken))
+    assert not has_spread(make_group(session(1.0), broken), TrainSettings())
+    assert has_spread(make_group(session(1.0), session(0.0), broken), TrainSettings())
 
 
 def test_a_session_with_one_token_too_old_is_left_out_and_counted():

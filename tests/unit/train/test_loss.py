@@ -64,6 +64,37 @@ def test_without_recomputation_the_ratio_itself_is_to_the_engine():
     assert float(result.engine_weight) == 1.0
 
 
+def sequence_of(advantages, credit):
+    """Ratio and gradient of one sequence of two tokens that have moved apart."""
+    values = torch.tensor([-1.0, -2.0], requires_grad=True)
+    samples = Samples(
+        logprobs=values,
+        old_logprobs=torch.tensor([-1.2, -2.1]),
+        engine_logprobs=torch.tensor([-1.2, -2.1]),
+        advantages=torch.tensor(advantages),
+        weights=torch.tensor([0.5, 0.5]),
+        traces=torch.tensor([0, 0]),
+        entropies=torch.zeros(2),
+    )
+    chosen = TrainSettings(ratio="sequence", credit=credit, clip_high=1.0, clip_low=0.9)
+    result = policy_loss(samples, chosen)
+    result.loss.backward()
+    return result.ratio.tolist(), values.grad.tolist()
+
+
+def test_under_credit_by_step_tokens_share_the_ratio_of_their_sequence_and_not_its_gradient():
+    ratio, gradient = sequence_of([1.0, -1.0], "steps")
+    assert ratio == pytest.approx([math.exp(0.15)] * 2)
+    assert gradient == pytest.approx([-0.5 * math.exp(0.15), 0.5 * math.exp(0.15)])
+    assert sequence_of([1.0, -1.0], "outcome")[1] == pytest.approx([0.0, 0.0])
+
+
+def test_where_all_tokens_of_a_sequence_have_one_advantage_both_credits_agree():
+    ratio, gradient = sequence_of([2.0, 2.0], "steps")
+    expected, its = sequence_of([2.0, 2.0], "outcome")
+    assert (ratio, gradient) == (pytest.approx(expected), pytest.approx(its))
+
+
 def two_sessions():
     short, long = make_trace(range(6), [5]), make_trace(range(20), range(10, 19))
     return make_group(make_trajectory(short, reward=1.0), make_trajectory(long, reward=0.0))

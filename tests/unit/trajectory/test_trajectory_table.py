@@ -43,8 +43,12 @@ def trajectories(draw):
         reward=draw(floats),
         outcome=draw(outcomes),
         report=built.report,
-        call_rewards={
-            call_id: draw(floats) for trace in built.traces if by_call for call_id in trace.call_ids
+        step_rewards={
+            call_id: draw(floats)
+            for trace in built.traces
+            if by_call
+            for call_id in trace.call_ids
+            if draw(st.booleans())
         },
     )
 
@@ -57,11 +61,13 @@ def plain(trajectory):
             (t.logprobs.dtype, t.logprobs.tobytes()),
             t.call_ids,
             t.divergences,
+            t.call_tokens,
+            t.call_indices,
         )
         for t in trajectory.traces
     ]
-    rewards = dict(trajectory.call_rewards)
-    return dataclasses.replace(trajectory, traces=(), call_rewards=rewards), traces
+    rewards = dict(trajectory.step_rewards)
+    return dataclasses.replace(trajectory, traces=(), step_rewards=rewards), traces
 
 
 @given(st.lists(trajectories(), max_size=4, unique_by=lambda t: t.session_id))
