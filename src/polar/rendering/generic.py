@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from polar.errors import BadRequest
@@ -18,8 +17,6 @@ _QUESTION = Message("user", "Polar bridge: question")
 _REPLY = "Polar bridge: reply"
 _THOUGHT = "Polar bridge: thought"
 _CLOSED_TURNS_KEPT = 64
-_RENDERED_KEPT = 16
-"""Late prompts: the sessions of a group begin with the same one, at nearly the same time."""
 
 
 class GenericRenderer:
@@ -42,7 +39,6 @@ class GenericRenderer:
         self._fingerprint = fingerprint(tokenizer)
         self._end_of_turn_id = self._find_end_of_turn()
         self._closed: dict[Message, str] = {}
-        self._rendered: OrderedDict[str, list[int]] = OrderedDict()
         ends = (self._end_of_turn_id, tokenizer.eos_token_id)
         self._stops = tuple(dict.fromkeys(end for end in ends if end is not None))
 
@@ -62,14 +58,7 @@ class GenericRenderer:
         Raises:
             BadRequest: The template cannot express the conversation.
         """
-        text = self._template.text(messages, tools, generate=True)
-        ids = self._rendered.pop(text, None)
-        if ids is None:
-            ids = self._encode(text)
-        self._rendered[text] = ids
-        if len(self._rendered) > _RENDERED_KEPT:
-            self._rendered.popitem(last=False)
-        return list(ids)
+        return self._encode(self._template.text(messages, tools, generate=True))
 
     def reply_ids(self, reply: Message) -> list[int]:
         """Ids that a model would sample to give this reply; see `Renderer.reply_ids`.

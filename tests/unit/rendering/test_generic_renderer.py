@@ -148,20 +148,9 @@ def test_fingerprints_tell_templates_and_vocabularies_apart():
     assert tiny_renderer().fingerprint == prints[0]
 
 
-def test_a_prompt_that_several_sessions_begin_with_is_tokenized_once():
-    encoded = []
-
-    def encode(text):
-        encoded.append(text)
-        return list(text.encode())
-
+def test_a_prompt_that_was_changed_by_whoever_got_it_is_rendered_again_as_it_was():
     renderer = tiny_renderer()
-    renderer._encode = encode
-    prompts = [renderer.render([USER], ()) for _ in range(8)]
-    assert len(encoded) == 1
-    prompts[0].append(0)
-    assert renderer.render([USER], ()) == prompts[1]
-    for number in range(100):
-        renderer.render([Message("user", f"other {number}")], ())
-    assert renderer.render([USER], ()) == prompts[1]
-    assert len(encoded) == 102
+    long = Message("user", "List the files before the command. " * 200)
+    first, second = (renderer.render([long], ()) for _ in range(2))
+    first.append(0)
+    assert renderer.render([long], ()) == second != first
