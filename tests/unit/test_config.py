@@ -283,3 +283,17 @@ def test_harnesses_are_looked_for_where_the_environment_says(monkeypatch, tmp_pa
     config = load_config(None, overrides, RunConfig)
 
     assert config.harness.settings.cache == tmp_path
+
+
+def test_the_config_of_a_run_of_an_earlier_release_is_read(tmp_path):
+    old = written(tmp_path, "old.yaml", "rollout: {credit: steps, discount: 0.9, max_calls: 3}")
+    config = load_config(old, (), RunConfig)
+
+    assert (config.train.credit, config.train.discount) == ("steps", 0.9)
+    assert config.rollout.max_calls == 3
+
+
+def test_a_key_that_is_set_where_it_was_and_where_it_is_is_refused():
+    told = refusal("rollout.discount=0.5", "train.credit=steps", "train.discount=0.9")
+
+    assert "unknown key `rollout.discount`" in told

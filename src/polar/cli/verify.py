@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +21,7 @@ from polar.errors import FidelityError
 from polar.rollout.settings import RolloutSettings
 from polar.store import JournalReader, read_journal
 from polar.trajectory import (
+    SCHEMA_VERSION,
     BuildPolicy,
     Built,
     TapeRecord,
@@ -28,6 +29,7 @@ from polar.trajectory import (
     check,
     check_tape,
     from_table,
+    schema_version,
 )
 from polar.types import Call, SessionId, Trace, Trajectory
 
@@ -141,13 +143,14 @@ def _compare_table(
     from pyarrow import parquet
 
     try:
-        trajectories = from_table(parquet.read_table(path))
+        table = parquet.read_table(path)
+        trajectories, present = from_table(table), schema_version(table) == SCHEMA_VERSION
     except (FidelityError, pa.ArrowException, OSError) as error:
         found.violations.append(f"{path.name}: {error}")
         return
     for trajectory in trajectories:
         builds = attempts.get(trajectory.session_id, ())
-        if any(_is_of(trajectory, built) for built in builds):
+        if any(_is_of(trajectory, built, present=present) for built in builds):
             found.counts["trajectories equal to the rebuilt ones"] += 1
         else:
             found.violations.append(
@@ -155,19 +158,29 @@ def _compare_table(
             )
 
 
-def _is_of(trajectory: Trajectory, built: Built) -> bool:
-    return trajectory.report == built.report and _all_equal(trajectory.traces, built.traces)
+def _is_of(trajectory: Trajectory, built: Built, *, present: bool) -> bool:
+    """Compare with what was built anew; files of earlier versions do not hold all of it."""
+    told, report = trajectory.report, built.report
+    if not present:
+        report = replace(report, divergences=told.divergences, cut_replies=told.cut_replies)
+    return told == report and _all_equal(trajectory.traces, built.traces, present=present)
 
 
-def _all_equal(stored: Sequence[Trace], rebuilt: Sequence[Trace]) -> bool:
+def _all_equal(stored: Sequence[Trace], rebuilt: Sequence[Trace], *, present: bool) -> bool:
     return len(stored) == len(rebuilt) and all(
         one.call_ids == other.call_ids
         and np.array_equal(one.token_ids, other.token_ids)
         and np.array_equal(one.loss_mask, other.loss_mask)
         and np.array_equal(one.logprobs, other.logprobs)
         and np.array_equal(one.weight_versions, other.weight_versions)
+        and (not present or _calls_of(one) == _calls_of(other))
         for one, other in zip(stored, rebuilt, strict=True)
     )
+
+
+def _calls_of(trace: Trace) -> tuple[object, ...]:
+    """Give what a trace says of its calls besides their ids."""
+    return trace.call_tokens, trace.call_indices, trace.divergences
 
 
 def _compare_tape(tape: Path, calls: Iterable[Call], found: Verification) -> None:

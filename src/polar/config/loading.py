@@ -54,6 +54,7 @@ def parse_config(
     plain = json.loads(json.dumps(data, default=str))
     for override in overrides:
         _set(plain, override)
+    _move(plain)
     exact = cast(type[ModelT], _run_config(plain, where)) if model is RunConfig else model
     try:
         # As JSON, because strict models take a list for a tuple and a text for a path only there.
@@ -76,6 +77,21 @@ def _run_config(data: dict[str, Any], where: str) -> type[RunConfig]:
         return specialised(data)
     except ConfigError as error:
         raise ConfigError(error.what, where=where, fix=error.fix) from error
+
+
+_MOVED: Mapping[tuple[str, str], tuple[str, str]] = {
+    ("rollout", "credit"): ("train", "credit"),
+    ("rollout", "discount"): ("train", "discount"),
+}
+"""Where keys of earlier releases stand now; the config of a run that they wrote has them."""
+
+
+def _move(data: dict[str, Any]) -> None:
+    """Read keys of earlier releases where they stand now, unless they are set there as well."""
+    for (section, key), (new_section, new_key) in _MOVED.items():
+        old, new = data.get(section), data.get(new_section, {})
+        if isinstance(old, dict) and isinstance(new, dict) and key in old and new_key not in new:
+            data[new_section] = new | {new_key: old.pop(key)}
 
 
 def _set(data: dict[str, Any], override: str) -> None:

@@ -66,7 +66,7 @@ def centred_returns(sessions: Sequence[Rewards]) -> list[Rewards]:
 
     A session that has ended keeps its last return from then on: all sessions make every mean, with
     one vote each. A mean depends on how many calls went before, and on nothing that the call or
-    those after it did, so it does not change what the gradient is on average.
+    those after it did but by the session's own part in it, as in GRPO, which `rloo` takes out.
     """
     if not sessions:
         return []

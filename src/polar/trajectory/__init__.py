@@ -5,7 +5,13 @@ from __future__ import annotations
 from polar.trajectory.builders import BuilderName, BuildPolicy, Built, build
 from polar.trajectory.credit import calls_in_order, credit, returns, reward_of
 from polar.trajectory.fidelity import FidelityReport, TapeRecord, check, check_tape
-from polar.trajectory.table import SCHEMA, SCHEMA_VERSION, from_table, to_table
+from polar.trajectory.table import (
+    SCHEMA,
+    SCHEMA_VERSION,
+    from_table,
+    schema_version,
+    to_table,
+)
 from polar.trajectory.tree import ROOT, Segment, TokenTree
 
 __all__ = [
@@ -27,5 +33,6 @@ __all__ = [
     "from_table",
     "returns",
     "reward_of",
+    "schema_version",
     "to_table",
 ]

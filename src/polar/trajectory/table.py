@@ -20,7 +20,9 @@ One row a trace, in order; a trajectory without traces is one row whose trace co
     divergences                     int32, calls trained in another context than the engine saw
     report_json                     string: the session's account of sampled tokens
 
-The schema's metadata holds `polar.trajectories` -> version.
+The schema's metadata holds `polar.trajectories` -> version. Version 2 had returns in place of
+scores (`call_rewards`), and neither `call_tokens` nor `call_indices`; version 1 no `divergences`
+either. Both are read; what they do not hold stays unknown, and the scores are in the journal.
 """
 
 from __future__ import annotations
@@ -52,11 +54,12 @@ from polar.types import (
     Trajectory,
 )
 
-__all__ = ["SCHEMA", "SCHEMA_VERSION", "from_table", "to_table"]
+__all__ = ["SCHEMA", "SCHEMA_VERSION", "from_table", "schema_version", "to_table"]
 
 SCHEMA_VERSION = 3
 
 _VERSION_KEY = b"polar.trajectories"
+_READ_VERSIONS = (1, 2, SCHEMA_VERSION)
 
 
 def _list(of: pa.DataType) -> pa.DataType:
@@ -108,19 +111,47 @@ def from_table(table: pa.Table) -> tuple[Trajectory, ...]:
     """Read trajectories back, exactly; `phase` and `step` stay columns of the table.
 
     Raises:
-        FidelityError: The table is of another kind or schema version.
+        FidelityError: The table is of another kind or of a later schema version.
     """
-    version = (table.schema.metadata or {}).get(_VERSION_KEY)
-    if version != str(SCHEMA_VERSION).encode():
-        raise FidelityError(
-            f"the table has trajectory schema version {version!r}, this release reads"
-            f" {SCHEMA_VERSION}",
-            fix="Read it with the release that wrote it.",
-        )
+    table = _in_present_form(table)
     columns = [table.column(name) for name in (*_SESSION_COLUMNS, "step_rewards")]
     rows = zip(*columns, _traces(table), strict=True)
     sessions = itertools.groupby(rows, key=lambda row: row[0].as_py())
     return tuple(_trajectory(list(group)) for _, group in sessions)
+
+
+def schema_version(table: pa.Table) -> int:
+    """Tell which version of the schema a table has.
+
+    Raises:
+        FidelityError: It is of another kind or of a later version.
+    """
+    told = (table.schema.metadata or {}).get(_VERSION_KEY, b"none").decode(errors="replace")
+    found = next((version for version in _READ_VERSIONS if told == str(version)), None)
+    if found is None:
+        raise FidelityError(
+            f"the table has trajectory schema version {told}, this release reads"
+            f" {', '.join(map(str, _READ_VERSIONS))}",
+            fix="Read it with the release that wrote it.",
+        )
+    return found
+
+
+def _in_present_form(table: pa.Table) -> pa.Table:
+    """Add the columns that tables of earlier versions lack; in rows of traces they are empty."""
+    if schema_version(table) == SCHEMA_VERSION:
+        return table
+    rows = table.column("call_ids").to_pylist()
+    columns: dict[str, list[Any]] = {
+        "call_tokens": [None if calls is None else [] for calls in rows],
+        "call_indices": [None if calls is None else [] for calls in rows],
+        "step_rewards": [None if calls is None else [None] * len(calls) for calls in rows],
+        "divergences": [None if calls is None else 0 for calls in rows],
+    }
+    for name, values in columns.items():
+        if name not in table.column_names:
+            table = table.append_column(name, pa.array(values, SCHEMA.field(name).type))
+    return table
 
 
 _SESSION_COLUMNS = (

@@ -60,6 +60,32 @@ def test_a_single_altered_value_in_a_trace_is_found(run, column):
     assert FIRST in violations(run)
 
 
+@pytest.mark.parametrize("column", ["call_tokens", "call_indices"])
+def test_a_token_that_is_said_to_be_of_another_call_is_found(run, column):
+    def change(rows) -> None:
+        rows[0][-1] += 1
+
+    rewrite(run / "trajectories" / "step-00001.parquet", column, change)
+
+    assert FIRST in violations(run)
+
+
+def in_an_earlier_version(path: Path) -> None:
+    table = parquet.read_table(path)
+    lacking = ["call_tokens", "call_indices", "step_rewards", "divergences"]
+    table = table.drop_columns(lacking).replace_schema_metadata({"polar.trajectories": "1"})
+    parquet.write_table(table, path)
+
+
+def test_trajectories_of_an_earlier_release_are_compared_in_what_they_hold(run):
+    path = run / "trajectories" / "step-00001.parquet"
+    in_an_earlier_version(path)
+    assert violations(run) == ""
+
+    rewrite(path, "logprobs", lambda rows: rows[0].__setitem__(-1, -9.0))
+    assert FIRST in violations(run)
+
+
 def test_a_single_token_missing_from_a_trace_is_found(run):
     path = run / "trajectories" / "step-00001.parquet"
     for column in ("token_ids", "loss_mask", "logprobs", "weight_versions"):
