@@ -22,7 +22,16 @@ from polar.engines.llamacpp_wire import (
     raw_body,
     read_completion,
 )
-from polar.engines.servers import Connection, ReplicatedEngine, ServerKind, check_request, rest_of
+from polar.engines.servers import (
+    COOL,
+    HttpServer,
+    ReplicatedEngine,
+    ServerKind,
+    check_request,
+    follows_temperature,
+    reading_answers,
+    rest_of,
+)
 from polar.engines.settings import LlamaCppSettings
 from polar.errors import EngineError, EngineRefused, ServerFailed
 from polar.types import Sampling, TokenIds
@@ -35,7 +44,6 @@ _KIND = ServerKind(
     forbidden="Check engine.settings.api_key.",
 )
 _PROMPT = (1, 2, 3, 4)
-_COOL = 0.5
 _LIKELY = 100
 """Tokens asked for where one is looked for: a whole vocabulary takes a server a second."""
 
@@ -65,7 +73,7 @@ class _Found:
     """A token of whole characters."""
 
 
-class LlamaCppServer:
+class LlamaCppServer(HttpServer):
     """Samples from one llama.cpp server, some tokens a request: its prompt cache makes that cheap.
 
     Args:
@@ -76,9 +84,8 @@ class LlamaCppServer:
     weight_version = 0
 
     def __init__(self, address: str, settings: LlamaCppSettings) -> None:
-        self.address = address
+        super().__init__(address, settings, _KIND)
         self._settings = settings
-        self._connection = Connection(address, settings, _KIND)
         self._found: _Found | None = None
         self._running = asyncio.Event()
         self._running.set()
@@ -122,10 +129,6 @@ class LlamaCppServer:
             detail=f"llama.cpp {found.build} at {self.address}",
         )
 
-    async def check(self) -> None:
-        """Ask whether the server is up."""
-        await self._connection.check("/health")
-
     async def pause(self) -> None:
         """Ask for no more tokens."""
         self._running.clear()
@@ -142,13 +145,9 @@ class LlamaCppServer:
         """
         raise EngineError("a llama.cpp server cannot take new weights", where=self.address)
 
-    async def drop_streams(self) -> None:
-        """Hang up on all running requests."""
-        await self._connection.drop_streams()
-
     async def aclose(self) -> None:
         """Close all connections; open streams end with `EngineError`."""
-        await self._connection.aclose()
+        await super().aclose()
         self._running.set()
 
     async def _chunk(self, request: SampleRequest, found: _Found, tokens: int) -> Chunk:
@@ -212,12 +211,8 @@ class LlamaCppServer:
         return {each["id"]: each["logprob"] for each in told}
 
     async def _probe(self) -> _Found:
-        try:
+        with reading_answers("llama.cpp", self.address):
             self._found = await self._ask_what_it_is()
-        except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise EngineError(
-                f"the server's answer is not of llama.cpp's form: {error!r}", where=self.address
-            ) from error
         return self._found
 
     async def _ask_what_it_is(self) -> _Found:
@@ -239,10 +234,8 @@ class LlamaCppServer:
         Raises:
             EngineRefused: It does not, or there are none.
         """
-        warm, cool = await self._distribution(1.0), await self._distribution(_COOL)
-        common = sorted(warm.keys() & cool.keys(), key=lambda token: warm[token])
-        far = warm[common[-1]] - warm[common[0]] if common else 0.0
-        if far <= 0.0 or (cool[common[-1]] - cool[common[0]]) / far < (1.0 + 1.0 / _COOL) / 2:
+        warm, cool = await self._distribution(1.0), await self._distribution(COOL)
+        if not follows_temperature(warm, cool):
             raise EngineRefused(
                 "the server's probabilities are not of the distribution that it samples from",
                 where=self.address,

@@ -19,16 +19,15 @@ import orjson
 
 from polar.engines.base import Capabilities, Chunk, SampleRequest
 from polar.engines.servers import (
-    Connection,
-    Event,
+    HttpServer,
     ReplicatedEngine,
     ServerKind,
     ServerWeights,
     certain,
     check_request,
     ended,
+    read_events,
     rest_of,
-    rest_of_stream,
     stamped,
     weight_label,
 )
@@ -59,7 +58,7 @@ class SglangEngine(ReplicatedEngine):
         super().__init__(servers, self.settings)
 
 
-class SglangServer:
+class SglangServer(HttpServer):
     """Samples from one SGLang server. Closing a stream closes its connection: it is then aborted.
 
     Args:
@@ -68,9 +67,8 @@ class SglangServer:
     """
 
     def __init__(self, address: str, settings: SglangSettings) -> None:
-        self.address = address
+        super().__init__(address, settings, _KIND)
         self._settings = settings
-        self._connection = Connection(address, settings, _KIND)
         self._found: Found | None = None
         self._weights = ServerWeights(address)
 
@@ -129,10 +127,6 @@ class SglangServer:
             weights=found.label,
         )
 
-    async def check(self) -> None:
-        """Ask whether the server's scheduler answers; while idle, the server samples for that."""
-        await self._connection.check("/health")
-
     async def pause(self) -> None:
         """Freeze requests at a token boundary; they give up their keys and values."""
         await self._tell("/pause_generation", {"mode": "retract"})
@@ -162,14 +156,6 @@ class SglangServer:
             )
         self._weights.loaded(version)
 
-    async def drop_streams(self) -> None:
-        """Hang up on all running requests."""
-        await self._connection.drop_streams()
-
-    async def aclose(self) -> None:
-        """Close all connections; open streams end with `EngineError`."""
-        await self._connection.aclose()
-
     async def _probe(self) -> Found:
         found = await probe_server(self._connection, self._settings.model)
         self._found = found
@@ -180,20 +166,10 @@ class SglangServer:
         """Sample until the server stops, for whatever reason."""
         adapter = None if request.model in (None, found.model) else request.model
         body = generate_body(request, max_context=found.max_context, adapter=adapter)
-        async with aclosing(stamped(self._events(body), self._weights)) as chunks:
+        events = read_events(self._connection.lines("/generate", body), Reader().read)
+        async with aclosing(stamped(events, self._weights)) as chunks:
             async for chunk in chunks:
                 yield certain(chunk, request.sampling)
-
-    async def _events(self, body: Mapping[str, object]) -> AsyncGenerator[Event]:
-        """Post a request and read its events."""
-        reader = Reader()
-        async with aclosing(self._connection.lines("/generate", body)) as lines:
-            async for line in lines:
-                if (event := reader.read(line)) is None:
-                    continue
-                if event.finish_reason is not None:
-                    await rest_of_stream(lines)
-                yield event
 
     async def _tell(self, path: str, body: Mapping[str, object]) -> bytes:
         return await self._connection.post(path, body, timeout_s=self._settings.update_timeout_s)

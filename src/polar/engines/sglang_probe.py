@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from polar.engines.servers import Connection, follows_temperature
-from polar.engines.servers.probing import COOL
+from polar.engines.servers import COOL, Connection, follows_temperature, reading_answers
 from polar.engines.sglang_wire import Reader, probe_body
 from polar.errors import EngineError, EngineRefused
 
@@ -46,12 +45,8 @@ async def probe_server(server: Connection, model: str | None) -> Found:
         EngineRefused: Token ids or logprobs are missing.
         EngineError: It cannot be reached, or serves no such model.
     """
-    try:
+    with reading_answers("SGLang", server.address):
         return await _probed(server, model)
-    except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise EngineError(
-            f"the server's answer is not of SGLang's form: {error!r}", where=server.address
-        ) from error
 
 
 async def _probed(server: Connection, model: str | None) -> Found:

@@ -8,11 +8,10 @@ from http import HTTPStatus
 from typing import Any
 
 import numpy as np
-import orjson
 
 from polar.engines.base import SampleRequest
-from polar.engines.servers import Event, Span
-from polar.errors import EngineError, EngineRefused, ServerFailed, ServerLost
+from polar.engines.servers import Event, Span, event_data
+from polar.errors import EngineError, EngineRefused, ServerFailed
 
 __all__ = ["Reader", "generate_body", "probe_body"]
 
@@ -93,14 +92,8 @@ class Reader:
             ServerFailed: The server reports an error, or lost tokens.
             EngineError: The server refuses the request.
         """
-        data = line.removeprefix(b"data:").strip()
-        if data == line or data in {b"", b"[DONE]"}:
-            return None
-        try:
-            message = orjson.loads(data)
-        except ValueError as error:
-            raise ServerLost("the server broke off within a line") from error
-        return self.take(message)
+        message = event_data(line)
+        return None if message is None else self.take(message)
 
     def take(self, message: Mapping[str, Any]) -> Event:
         """Take what a message tells that no earlier one did.

@@ -10,20 +10,19 @@ distribution that is sampled from; the development mode serves pausing and weigh
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
 from pathlib import Path
 
 from polar.engines.base import Capabilities, Chunk, SampleRequest
 from polar.engines.servers import (
-    Connection,
-    Event,
+    HttpServer,
     ReplicatedEngine,
     ServerKind,
     ServerWeights,
     certain,
     check_request,
-    rest_of_stream,
+    read_events,
     stamped,
     weight_label,
 )
@@ -55,7 +54,7 @@ class VllmEngine(ReplicatedEngine):
         super().__init__(servers, self.settings)
 
 
-class VllmServer:
+class VllmServer(HttpServer):
     """Samples from one vLLM server. Closing a stream closes its connection: vLLM then aborts it.
 
     Args:
@@ -64,9 +63,8 @@ class VllmServer:
     """
 
     def __init__(self, address: str, settings: VllmSettings) -> None:
-        self.address = address
+        super().__init__(address, settings, _KIND)
         self._settings = settings
-        self._connection = Connection(address, settings, _KIND)
         self._found: Found | None = None
         self._weights = ServerWeights(address)
 
@@ -92,7 +90,8 @@ class VllmServer:
         body = generate_body(
             request, model=request.model or found.model, max_context=found.max_context
         )
-        async with aclosing(stamped(self._events(body), self._weights)) as chunks:
+        lines = self._connection.lines("/inference/v1/generate", body)
+        async with aclosing(stamped(read_events(lines, read_event), self._weights)) as chunks:
             async for chunk in chunks:
                 yield certain(chunk, request.sampling)
 
@@ -116,10 +115,6 @@ class VllmServer:
             weights=found.label,
         )
 
-    async def check(self) -> None:
-        """Ask whether the server's engine runs."""
-        await self._connection.check("/health")
-
     async def pause(self) -> None:
         """Freeze requests at a token boundary."""
         await self._tell("/pause?mode=keep")
@@ -142,29 +137,11 @@ class VllmServer:
         await self._tell("/reset_prefix_cache?reset_running_requests=true")
         self._weights.loaded(version)
 
-    async def drop_streams(self) -> None:
-        """Hang up on all running requests."""
-        await self._connection.drop_streams()
-
-    async def aclose(self) -> None:
-        """Close all connections; open streams end with `EngineError`."""
-        await self._connection.aclose()
-
     async def _probe(self) -> Found:
         found = await probe_server(self._connection, self._settings.model)
         self._found = found
         self._weights.found(found.label)
         return found
-
-    async def _events(self, body: Mapping[str, object]) -> AsyncGenerator[Event]:
-        """Post a request and read its events."""
-        async with aclosing(self._connection.lines("/inference/v1/generate", body)) as lines:
-            async for line in lines:
-                if (event := read_event(line)) is None:
-                    continue
-                if event.finish_reason is not None:
-                    await rest_of_stream(lines)
-                yield event
 
     async def _tell(self, path: str, body: Mapping[str, object] | None = None) -> None:
         await self._connection.post(path, body, timeout_s=self._settings.update_timeout_s)

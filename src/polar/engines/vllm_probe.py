@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from polar.engines.servers import Connection, follows_temperature
-from polar.engines.servers.probing import COOL
+from polar.engines.servers import COOL, Connection, follows_temperature, reading_answers
 from polar.errors import EngineError, EngineRefused
 
 __all__ = ["Found", "probe_server"]
@@ -43,12 +42,8 @@ async def probe_server(server: Connection, model: str | None) -> Found:
         EngineRefused: Token ids or logprobs are missing.
         EngineError: It cannot be reached, or serves no such model.
     """
-    try:
+    with reading_answers("vLLM", server.address):
         return await _probed(server, model)
-    except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise EngineError(
-            f"the server's answer is not of vLLM's form: {error!r}", where=server.address
-        ) from error
 
 
 async def _probed(server: Connection, model: str | None) -> Found:

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import orjson
 
 from polar.engines.base import SampleRequest
-from polar.engines.servers import Event, Span
-from polar.errors import EngineRefused, ServerFailed, ServerLost
+from polar.engines.servers import Event, Span, event_data
+from polar.errors import EngineRefused, ServerFailed
 
 __all__ = ["generate_body", "read_event"]
 
@@ -48,17 +47,10 @@ def read_event(line: bytes) -> Event | None:
         ServerLost: The line is torn.
         ServerFailed: The server reports an error.
     """
-    data = line.removeprefix(b"data:").strip()
-    if data == line or data in {b"", b"[DONE]"}:
+    if (message := event_data(line)) is None:
         return None
-    try:
-        message = orjson.loads(data)
-    except ValueError as error:
-        raise ServerLost("the server broke off within a line") from error
     if "choices" not in message:
-        raise ServerFailed(
-            f"the server broke the stream off: {data[:200].decode(errors='replace')}"
-        )
+        raise ServerFailed(f"the server broke the stream off: {str(message)[:200]}")
     for choice in message["choices"]:
         return _read_choice(choice)
     return None

@@ -1,8 +1,9 @@
 """What engines on servers of their own share: connections, health, routing, moved calls."""
 
-from polar.engines.servers.connection import Connection, ServerKind, rest_of_stream
+from polar.engines.servers.connection import Connection, ServerKind, event_data
+from polar.engines.servers.http_server import HttpServer
 from polar.engines.servers.member import Replica, ReplicaStatus
-from polar.engines.servers.probing import follows_temperature
+from polar.engines.servers.probing import COOL, follows_temperature, reading_answers
 from polar.engines.servers.replicated import ReplicatedEngine
 from polar.engines.servers.routing import check_request, ended, rest_of
 from polar.engines.servers.stamping import (
@@ -10,13 +11,16 @@ from polar.engines.servers.stamping import (
     ServerWeights,
     Span,
     certain,
+    read_events,
     stamped,
     weight_label,
 )
 
 __all__ = [
+    "COOL",
     "Connection",
     "Event",
+    "HttpServer",
     "Replica",
     "ReplicaStatus",
     "ReplicatedEngine",
@@ -26,9 +30,11 @@ __all__ = [
     "certain",
     "check_request",
     "ended",
+    "event_data",
     "follows_temperature",
+    "read_events",
+    "reading_answers",
     "rest_of",
-    "rest_of_stream",
     "stamped",
     "weight_label",
 ]

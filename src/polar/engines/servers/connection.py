@@ -15,7 +15,7 @@ import orjson
 from polar.engines.settings import ServerSettings
 from polar.errors import EngineError, EngineRefused, ServerFailed, ServerLost
 
-__all__ = ["Connection", "ServerKind", "rest_of_stream"]
+__all__ = ["Connection", "ServerKind", "event_data", "rest_of_stream"]
 
 _IDLE_S = 2.0
 """Servers close a connection that was idle for 5 s (uvicorn's default); it must not meet that."""
@@ -275,6 +275,21 @@ class Connection:
             where=self.address,
             fix=f"Check that {self.kind.name} runs at this address.",
         )
+
+
+def event_data(line: bytes) -> Any:
+    """Read the JSON of a server-sent event's line; None for blank lines and the end mark.
+
+    Raises:
+        ServerLost: The line is torn.
+    """
+    data = line.removeprefix(b"data:").strip()
+    if data == line or data in {b"", b"[DONE]"}:
+        return None
+    try:
+        return orjson.loads(data)
+    except ValueError as error:
+        raise ServerLost("the server broke off within a line") from error
 
 
 async def rest_of_stream(lines: AsyncIterator[bytes]) -> None:

@@ -1,10 +1,13 @@
-"""What the logprobs that a server tells are of."""
+"""What probes of servers have in common."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
-__all__ = ["COOL", "follows_temperature"]
+from polar.errors import EngineError
+
+__all__ = ["COOL", "follows_temperature", "reading_answers"]
 
 COOL = 0.5
 """The temperature to compare with temperature 1."""
@@ -22,3 +25,24 @@ def follows_temperature(warm: Mapping[int, float], cool: Mapping[int, float]) ->
         return False
     far = warm[common[-1]] - warm[common[0]]
     return far > 0.0 and (cool[common[-1]] - cool[common[0]]) / far > (1.0 + 1.0 / COOL) / 2
+
+
+@contextmanager
+def reading_answers(kind: str, address: str) -> Iterator[None]:
+    """Tell an answer of another form than expected from a defect.
+
+    Args:
+        kind: What the server should be: `vLLM`.
+        address: Of the server.
+
+    Raises:
+        EngineError: An answer lacks what is looked for in it.
+    """
+    try:
+        yield
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise EngineError(
+            f"the server's answer is not of {kind}'s form: {error!r}",
+            where=address,
+            fix=f"Check that {kind} itself runs there, in a version that Polar knows.",
+        ) from error

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from polar.engines.base import Chunk
+from polar.engines.servers.connection import rest_of_stream
 from polar.errors import ServerLost, StaleWeights
 from polar.types import Sampling
 
-__all__ = ["Event", "ServerWeights", "Span", "certain", "spread", "stamped", "weight_label"]
+__all__ = [
+    "Event",
+    "ServerWeights",
+    "Span",
+    "certain",
+    "read_events",
+    "spread",
+    "stamped",
+    "weight_label",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +97,19 @@ class ServerWeights:
             raise StaleWeights(
                 f"tokens were sampled by unknown weights '{span.label}'", where=self.address
             ) from None
+
+
+async def read_events(
+    lines: AsyncGenerator[bytes], read: Callable[[bytes], Event | None]
+) -> AsyncGenerator[Event]:
+    """Read a stream's events up to the last; lines that `read` finds nothing in are passed over."""
+    async with aclosing(lines):
+        async for line in lines:
+            if (event := read(line)) is None:
+                continue
+            if event.finish_reason is not None:
+                await rest_of_stream(lines)
+            yield event
 
 
 async def stamped(events: AsyncGenerator[Event], weights: ServerWeights) -> AsyncGenerator[Chunk]:
