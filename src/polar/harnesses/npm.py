@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 import platform
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar, Generic, TypeVar
+from typing import ClassVar, TypeVar
 
 from polar.errors import HarnessMissing
 from polar.harnesses.base import Installation, LaunchRequest
-from polar.harnesses.extensions import shown_folders
+from polar.harnesses.installed import InstalledHarness, located
 from polar.harnesses.installing import own_folder
 from polar.harnesses.settings import NodeProgramSettings, ProgramSettings
-from polar.runtimes.base import ExecResult
 
 __all__ = ["NodeHarness", "NpmHarness", "NpmProgram"]
 
@@ -141,25 +140,16 @@ class NpmProgram:
         return (command,)
 
     def _program(self, executable: Path | None, cache: Path) -> Path:
-        if executable is not None:
-            program = executable.expanduser().absolute()
-            if program.is_file():
-                return program
-            raise HarnessMissing(
-                f"{self.program} is not where the settings say",
-                where=str(program),
-                fix="Correct `executable`, or leave it out.",
-            )
         modules = self.folder(cache) / "node_modules"
         own = _first(modules, self.native) if self.native else modules / ".bin" / self.program
-        if own is not None and own.is_file():
-            return own
-        if (found := shutil.which(self.program)) is not None:
-            return Path(found)
-        raise HarnessMissing(
-            f"{self.program} {self.version} is not installed",
-            where=str(self.folder(cache)),
-            fix=f"Run `polar install {self.name}`.",
+        return located(
+            executable,
+            own if own is not None and own.is_file() else None,
+            self.program,
+            what=self.program,
+            version=self.version,
+            folder=self.folder(cache),
+            preset=self.name,
         )
 
 
@@ -167,7 +157,7 @@ Settings = TypeVar("Settings", bound=ProgramSettings)
 NodeSettings = TypeVar("NodeSettings", bound=NodeProgramSettings)
 
 
-class NpmHarness(Generic[Settings]):
+class NpmHarness(InstalledHarness[Settings]):
     """The half of a preset that is the same for every native program of an npm package.
 
     Args:
@@ -175,34 +165,6 @@ class NpmHarness(Generic[Settings]):
     """
 
     program: ClassVar[NpmProgram]
-    agent_header: str | None = None
-    broken: ClassVar[tuple[int, ...]] = (126, 127)
-    """Exit codes of a program that broke or was not there, whatever the model did."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-
-    def find(self) -> Installation:
-        """Look for the program (the setting, Polar's own installation, then PATH), and for Node.
-
-        Raises:
-            HarnessMissing: One of them is nowhere.
-            ConfigError: What an MCP server needs, or a skill, is not there.
-        """
-        found = self._installation
-        return replace(found, read_only=(*found.read_only, *shown_folders(self._settings)))
-
-    def install_command(self) -> tuple[tuple[str, ...], ...]:
-        """Install the pinned version into a folder of its own."""
-        return self.program.install_command(self._settings.cache)
-
-    def ended_well(self, result: ExecResult) -> bool:
-        """Tell an agent that ended from a program that broke."""
-        return result.exit_code not in self.broken
-
-    @cached_property
-    def _installation(self) -> Installation:
-        return self.program.find(self._settings.executable, self._settings.cache)
 
     def _start(self, request: LaunchRequest) -> tuple[str, ...]:
         """Say what every command line begins with."""

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar, Generic, TypeVar
+from typing import ClassVar, TypeVar
 
-from polar.errors import HarnessMissing
 from polar.harnesses.base import Installation
-from polar.harnesses.extensions import shown_folders
+from polar.harnesses.installed import InstalledHarness, located
 from polar.harnesses.installing import interpreter_of, own_folder, python_folders
 from polar.harnesses.settings import InstalledSettings
-from polar.runtimes.base import ExecResult
 
 __all__ = ["PYTHON", "PipHarness", "PipProgram"]
 
@@ -75,25 +72,15 @@ class PipProgram:
         return program if self.program == PYTHON else interpreter_of(program)
 
     def _program(self, executable: Path | None, cache: Path) -> Path:
-        if executable is not None:
-            program = executable.expanduser().absolute()
-            if program.is_file():
-                return program
-            raise HarnessMissing(
-                f"{self.package} is not where the settings say",
-                where=str(program),
-                fix="Correct `executable`, or leave it out.",
-            )
         own = self.folder(cache) / "bin" / self.program
-        if self._is_installed(own):
-            return own
-        on_path = None if self.program == PYTHON else shutil.which(self.program)
-        if on_path is not None:
-            return Path(on_path)
-        raise HarnessMissing(
-            f"{self.package} {self.version} is not installed",
-            where=str(self.folder(cache)),
-            fix=f"Run `polar install {self.name}`.",
+        return located(
+            executable,
+            own if self._is_installed(own) else None,
+            None if self.program == PYTHON else self.program,
+            what=self.package,
+            version=self.version,
+            folder=self.folder(cache),
+            preset=self.name,
         )
 
     def _is_installed(self, own: Path) -> bool:
@@ -116,7 +103,7 @@ _UNKNOWN = "unknown"
 Settings = TypeVar("Settings", bound=InstalledSettings)
 
 
-class PipHarness(Generic[Settings]):
+class PipHarness(InstalledHarness[Settings]):
     """The half of a preset that is the same for every program of a Python package.
 
     Args:
@@ -124,34 +111,8 @@ class PipHarness(Generic[Settings]):
     """
 
     program: ClassVar[PipProgram]
-    agent_header: str | None = None
     broken: ClassVar[tuple[int, ...]] = (1, 2, 126, 127)
     """Exit codes of a program that broke (an exception, a wrong flag) or was not there."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-
-    def find(self) -> Installation:
-        """Look for the program: the setting, Polar's own installation, then PATH.
-
-        Raises:
-            HarnessMissing: It is nowhere.
-            ConfigError: What it is to be shown is not there.
-        """
-        found = self._installation
-        return replace(found, read_only=(*found.read_only, *shown_folders(self._settings)))
-
-    def install_command(self) -> tuple[tuple[str, ...], ...]:
-        """Make a virtual environment of its own and install the pinned version there."""
-        return self.program.install_command(self._settings.cache)
-
-    def ended_well(self, result: ExecResult) -> bool:
-        """Tell an agent that ended from a program that broke (an exception, a wrong flag)."""
-        return result.exit_code not in self.broken
-
-    @cached_property
-    def _installation(self) -> Installation:
-        return self.program.find(self._settings.executable, self._settings.cache)
 
     @cached_property
     def _python(self) -> Path | None:

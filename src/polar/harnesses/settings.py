@@ -287,7 +287,7 @@ class AgentScriptSettings(McpSettings):
 
     script: HostFolder | None = None
     """Your own Python program; absent: the example that comes with Polar. The sandbox shows its
-    folder."""
+    folder, so keep it in one of its own."""
     extra_args: tuple[str, ...] = ()
     """More words for its command line, after the path of its settings."""
     system_prompt: str | None = (
