@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 import torch
 from rollout_support import AGENT, is_alive, task
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from tiny_models import write_tiny_model
+from transformers import AutoModelForCausalLM
 
 from polar.cli import app
 from polar.engines import read_tape
 from polar.harnesses.shell import Shell
-from polar.rendering.tiny import tiny_tokenizer
 from polar.store import read_journal
 from polar.tasks import write_tasks
 from polar.types import Message
@@ -27,22 +27,7 @@ from polar.types import Message
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    tokenizer = tiny_tokenizer()
-    tokenizer.save_pretrained(folder)
-    torch.manual_seed(0)
-    shape = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=1024,
-        eos_token_id=tokenizer.eos_token_id,
-    )
-    LlamaForCausalLM(shape).save_pretrained(folder)
-    return folder
+    return write_tiny_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture

@@ -10,12 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 from rollout_support import task
 from safetensors.torch import load_file
-from transformers import LlamaConfig, LlamaForCausalLM
+from tiny_models import write_tiny_model
 
-from polar.rendering.tiny import tiny_tokenizer
 from polar.tasks import write_tasks
 
 ENGINE = """
@@ -60,19 +58,7 @@ with open("out", "w") as file:
 @pytest.fixture
 def at(tmp_path: Path) -> Path:
     """A folder with a model, tasks, a config, and an engine that a package offers."""
-    tokenizer = tiny_tokenizer()
-    tokenizer.save_pretrained(tmp_path / "model")
-    torch.manual_seed(0)
-    shape = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        eos_token_id=tokenizer.eos_token_id,
-    )
-    LlamaForCausalLM(shape).save_pretrained(tmp_path / "model")
+    write_tiny_model(tmp_path / "model")
     package = tmp_path / "package" / "hashed-1.0.dist-info"
     package.mkdir(parents=True)
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: hashed\nVersion: 1.0\n")

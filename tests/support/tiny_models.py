@@ -1,5 +1,7 @@
 """Random models of two layers, in every shape that the embedded engine knows."""
 
+from pathlib import Path
+
 import torch
 from transformers import (
     GPTNeoXConfig,
@@ -14,6 +16,8 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
 )
+
+from polar.rendering.tiny import tiny_tokenizer
 
 VOCABULARY = 128
 SIZES = {
@@ -48,6 +52,26 @@ def tiny_model(name: str = "llama", seed: int = 0) -> PreTrainedModel:
             if parameter.dim() == 1:  # biases and norms start out all alike
                 parameter.data += 0.1 * torch.randn_like(parameter)
     return model
+
+
+def write_tiny_model(folder: Path) -> Path:
+    """Write a random model that talks ChatML, with its tokenizer."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.save_pretrained(folder)
+    shape = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        LlamaForCausalLM(shape).save_pretrained(folder)
+    return folder
 
 
 def prompt_of(length: int, seed: int = 0) -> list[int]:

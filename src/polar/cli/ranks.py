@@ -70,9 +70,9 @@ def work_for_rank_0(config: RunConfig, environment: Environment) -> None:
     from polar.train.model import load_model
     from polar.train.torch_ranks import TorchRanks
 
+    ranks = TorchRanks(environment.local_rank)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    ranks = TorchRanks(environment.local_rank)
     model_dir = ranks.hear()
     if isinstance(model_dir, Path):
         follow(Learner(load_model(model_dir), config.train, ranks))
