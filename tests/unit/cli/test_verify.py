@@ -128,6 +128,16 @@ def test_a_call_lost_from_the_journal_is_found(run):
     assert "engine.tape" in violations(run)
 
 
+def test_a_run_that_asked_nothing_of_its_engine_needs_no_tape(run):
+    (run / "engine.tape").unlink()
+    shutil.rmtree(run / "trajectories")
+    with sqlite3.connect(run / "journal.sqlite") as journal:
+        journal.execute("DELETE FROM calls")
+    journal.close()
+
+    assert violations(run) == ""
+
+
 def test_a_missing_tape_is_a_violation(run):
     (run / "engine.tape").unlink()
 
