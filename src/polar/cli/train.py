@@ -210,8 +210,6 @@ async def _run_loop(
             draw_curve,
             run_dir / "curve.png",
             metrics.rows,
-            before,
-            after,
             title=f"{config.model} through {config.harness.name}, seed {config.seed}",
         )
     return _summary(parts, before, after, steps=loop.state.step, wall_s=loop.spent_s())

@@ -7,12 +7,8 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from polar.errors import JournalError
-
-if TYPE_CHECKING:
-    from polar.train.loop_state import Evaluation
 
 __all__ = ["MetricsLog", "draw_curve", "terminal_curve", "write_json"]
 
@@ -62,17 +58,11 @@ def write_json(path: Path, value: object) -> None:
     _replace(path, json.dumps(value, indent=2) + "\n")
 
 
-def draw_curve(
-    path: Path,
-    rows: Sequence[Mapping[str, object]],
-    before: Evaluation | None,
-    after: Evaluation | None,
-    *,
-    title: str,
-) -> None:
-    """Draw pass rate a step and the held-out evaluations with their intervals as a PNG."""
+def draw_curve(path: Path, rows: Sequence[Mapping[str, object]], *, title: str) -> None:
+    """Draw pass rate a step and all held-out evaluations with their intervals as a PNG."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     steps, rates = training_curve(rows)
     figure = Figure(figsize=(8, 4.5), layout="constrained")
@@ -82,22 +72,34 @@ def draw_curve(
     axes.plot(
         steps, smoothed(rates), color="#1f5f8b", linewidth=2, label="training, mean of 5 steps"
     )
-    ends = ((0, before), (max(steps, default=0), after))
-    for index, (x, found) in enumerate(ends):
-        if found is not None:
-            axes.errorbar(
-                x,
-                found.pass_at_1,
-                yerr=[[found.pass_at_1 - found.low], [found.high - found.pass_at_1]],
-                fmt="s",
-                color="#c8501e",
-                capsize=5,
-                label="held-out pass@1, 95% interval" if index == 0 else None,
-            )
+    if found := heldout_curve(rows):
+        at, values, below, above = zip(*found, strict=True)
+        axes.errorbar(
+            at,
+            values,
+            yerr=(below, above),
+            fmt="s",
+            color="#c8501e",
+            capsize=5,
+            label="held-out pass@1, 95% interval",
+        )
     axes.set(xlabel="step", ylabel="pass rate", ylim=(0, 1), title=title)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right")
     figure.savefig(path, dpi=130)
+
+
+def heldout_curve(
+    rows: Sequence[Mapping[str, object]],
+) -> list[tuple[int, float, float, float]]:
+    """Read the evaluations: step, pass@1, and how far its interval goes below and above."""
+    found = []
+    for row in rows:
+        if "pass_at_1" in row:
+            value, low, high = (float(str(row[key])) for key in ("pass_at_1", "low", "high"))
+            found.append((int(str(row["step"])), value, value - low, high - value))
+    return found
 
 
 def terminal_curve(rows: Sequence[Mapping[str, object]], *, width: int) -> str:

@@ -5,8 +5,14 @@ import json
 import pytest
 
 from polar.errors import JournalError
-from polar.train.loop_state import Evaluation
-from polar.train.records import MetricsLog, draw_curve, smoothed, terminal_curve, write_json
+from polar.train.records import (
+    MetricsLog,
+    draw_curve,
+    heldout_curve,
+    smoothed,
+    terminal_curve,
+    write_json,
+)
 
 
 def row(step: int, phase: str = "train", rate: float = 0.5) -> dict:
@@ -54,12 +60,22 @@ def test_json_is_written_whole(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
 
 
+def evaluation(step: int, phase: str) -> dict:
+    return {**row(step, phase), "pass_at_1": 0.5, "low": 0.25, "high": 1.0}
+
+
 def test_a_curve_is_a_png_with_or_without_evaluations(tmp_path):
-    rows = [row(0, "heldout_before"), *(row(step, rate=step / 10) for step in range(1, 9))]
-    found = Evaluation(passed=1, sessions=2, pass_at_1=0.5, low=0.1, high=0.9, rollout_s=1.0)
-    for name, before, after in (("a", found, found), ("b", None, None), ("c", found, None)):
-        draw_curve(tmp_path / f"{name}.png", rows, before, after, title="a title")
+    trained = [row(step, rate=step / 10) for step in range(1, 9)]
+    before, between = evaluation(0, "heldout_before"), evaluation(4, "heldout")
+    for name, rows in {"a": trained, "b": [before, *trained, between], "c": [before]}.items():
+        draw_curve(tmp_path / f"{name}.png", rows, title="a title")
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG\r\n")
+
+
+def test_the_curve_has_the_evaluations_between_the_steps_too():
+    phases = {0: "heldout_before", 2: "heldout", 4: "heldout_after"}
+    rows = [row(1), *(evaluation(step, phase) for step, phase in phases.items())]
+    assert heldout_curve(rows) == [(step, 0.5, 0.25, 0.5) for step in phases]
 
 
 def test_the_terminal_shows_a_curve_from_the_second_step_on():
