@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import BinaryIO
 
-__all__ = ["Streams", "TailReader", "open_input", "open_streams"]
+__all__ = ["PipeEnd", "Streams", "TailReader", "open_input", "open_streams"]
 
 TAIL_BYTES = 64 * 1024
 _LAST_BYTES_S = 1.0
@@ -38,6 +38,31 @@ class TailReader(asyncio.Protocol):
             async with asyncio.timeout(_LAST_BYTES_S):
                 await self._ended.wait()
         return self._tail.decode("utf-8", errors="replace")
+
+
+class PipeEnd:
+    """The end of a pipe, for an event loop to own.
+
+    uvloop closes a pipe's descriptor and then the object that it was given, when the number may
+    belong to a file that another thread has just opened. So only what is still the pipe is closed.
+
+    Args:
+        descriptor: Of the end; it is closed by whoever is told to first.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._pipe = _identity(descriptor)
+
+    def fileno(self) -> int:
+        """Give the descriptor."""
+        return self._descriptor
+
+    def close(self) -> None:
+        """Close the end, unless it is closed."""
+        with suppress(OSError):  # the number is nobody's
+            if _identity(self._descriptor) == self._pipe:
+                os.close(self._descriptor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +108,7 @@ async def open_tail() -> tuple[asyncio.BaseTransport, TailReader, BinaryIO]:
     """Open a pipe that is read to its tail: the transport, the reader, the writing end."""
     read, write = os.pipe()
     loop = asyncio.get_running_loop()
-    transport, reader = await loop.connect_read_pipe(TailReader, os.fdopen(read, "rb", 0))
+    transport, reader = await loop.connect_read_pipe(TailReader, PipeEnd(read))
     return transport, reader, os.fdopen(write, "wb", 0)
 
 
@@ -95,3 +120,9 @@ def open_input(text: str | None) -> BinaryIO:
     file.write(text.encode())
     file.seek(0)
     return file
+
+
+def _identity(descriptor: int) -> tuple[int, int]:
+    """Tell files apart, whatever their numbers."""
+    found = os.fstat(descriptor)
+    return found.st_dev, found.st_ino

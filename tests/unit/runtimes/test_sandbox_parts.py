@@ -6,10 +6,11 @@ import socket
 from contextlib import asynccontextmanager
 
 import pytest
+import uvloop
 
 from polar.runtimes.forwarding import forward
 from polar.runtimes.mounts import HOME, WORK, Mounts
-from polar.runtimes.output import TAIL_BYTES, TailReader, open_streams
+from polar.runtimes.output import TAIL_BYTES, PipeEnd, TailReader, open_streams
 from polar.runtimes.sandbox import resource_limits
 from polar.runtimes.scratch import scratch_folder
 from polar.types import Limits
@@ -36,6 +37,37 @@ async def test_streams_end_when_their_writers_are_gone():
         streams.release()
 
         assert (await streams.out.text(), await streams.err.text()) == ("out", "err")
+
+
+def test_a_pipe_that_the_loop_has_closed_is_not_closed_again_as_another_file(tmp_path):
+    read, write = os.pipe()
+    end = PipeEnd(read)
+    os.close(read)
+    file = os.open(tmp_path / "journal", os.O_CREAT | os.O_WRONLY)
+    if file != read:
+        os.dup2(file, read)
+        os.close(file)
+    end.close()
+    os.write(read, b"still open")
+    os.close(read)
+    os.close(write)
+    assert (tmp_path / "journal").read_bytes() == b"still open"
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_every_pipe_is_closed_once_whichever_loop_has_it(run):
+    async def use():
+        async with open_streams(None) as streams:
+            streams.release()
+            await streams.out.text()
+            await streams.err.text()
+        await asyncio.sleep(0.01)
+
+    run(use())  # a loop's first run opens what it keeps
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        run(use())
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 async def test_a_scratch_folder_is_removed_whatever_its_permissions():
