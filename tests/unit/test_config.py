@@ -162,10 +162,57 @@ def test_another_distribution_than_the_sampled_one_cannot_be_trained_on():
         ("run.toml", "seed =", "not valid TOML"),
         ("run.json", "{", "not valid JSON"),
         ("run.ini", "", "not in '.ini'"),
+        ("run.json", '{"seed": 1, "seed": 2}', "there twice"),
+        ("run.json", "[" * 100_000, "nested too deeply"),
+        ("run.yaml", "[" * 5_000, "nested too deeply"),
+        ("run.toml", "a = " + "[" * 100_000, "nested too deeply"),
+        ("run.yaml", "seed: &a [*a]", "holds itself"),
+        ("run.yaml", "? [a]\n: 1\n", "not a name"),
+        ("run.yaml", "? {a: 1}\n: 1\n", "not a name"),
+        (
+            "run.yaml",
+            "a: &a [1, 2]\nb: &b [*a, *a]\n" + "c: [" + "*b, " * 50_000 + "]",
+            "more than",
+        ),
+        ("run.yaml", "train: {lr: .inf}", "`train.lr` is inf"),
+        ("run.toml", "[train]\nlr = nan", "`train.lr` is nan"),
+        ("run.json", '{"train": {"lr": [1e999]}}', "`train.lr[0]` is inf"),
+        ("run.json", '{"model": "\\ud800"}', "`model` has half a surrogate pair"),
+        ("run.json", '{"\\ud800": 1}', "half a surrogate pair"),
     ],
+    ids=lambda value: str(value)[:30],
 )
 def test_a_broken_file_is_one_clear_error(tmp_path, name, text, told):
     assert told in refusal(path=written(tmp_path, name, text))
+
+
+@pytest.mark.parametrize("depth", [50, 200, 400, 800, 990])
+@pytest.mark.parametrize("name", ["run.json", "run.yaml"])
+def test_a_file_of_any_depth_is_refused_and_does_not_end_the_program(tmp_path, name, depth):
+    refusal(path=written(tmp_path, name, '{"model": ' + "[" * depth + "]" * depth + "}"))
+
+
+def test_a_file_that_is_not_utf_8_is_told_with_the_byte(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_bytes(b"model: \xff\n")
+    assert "not UTF-8 at byte 8" in refusal(path=path)
+
+
+def test_a_byte_order_mark_is_no_part_of_the_file(tmp_path):
+    for name, text in (
+        ("run.json", '{"seed": 3}'),
+        ("run.yaml", "seed: 3"),
+        ("a.toml", "seed = 3"),
+    ):
+        path = written(tmp_path, name, "\ufeff" + text)
+        assert load_config(path, (), RunConfig).seed == 3
+
+
+@pytest.mark.parametrize("value", ["[" * 5_000, "&a [*a]", "{base_url", "1" * 5_000])
+def test_an_override_that_is_no_value_is_refused_with_what_to_write(value):
+    with pytest.raises(ConfigError) as raised:
+        load_config(None, [f"model={value}"], RunConfig)
+    assert raised.value.where == "--set"
 
 
 def test_a_missing_file_is_one_clear_error(tmp_path):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -54,6 +55,8 @@ def parse_config(
     plain = json.loads(json.dumps(data, default=str))
     for override in overrides:
         _set(plain, override)
+    if unfit := [*_unfit(plain, "")]:
+        raise _refusal(unfit, where)
     _move(plain)
     exact = cast(type[ModelT], _run_config(plain, where)) if model is RunConfig else model
     try:
@@ -77,6 +80,32 @@ def _run_config(data: dict[str, Any], where: str) -> type[RunConfig]:
         return specialised(data)
     except ConfigError as error:
         raise ConfigError(error.what, where=where, fix=error.fix) from error
+
+
+def _unfit(value: object, place: str) -> Iterator[str]:
+    """Name the values that neither a setting nor a file of settings can hold."""
+    match value:
+        case dict():
+            for key, inner in value.items():
+                if not _encodable(key):
+                    yield f"a key in `{place}` has half a surrogate pair. Write the whole pair."
+                    continue
+                yield from _unfit(inner, f"{place}.{key}" if place else key)
+        case list():
+            for index, inner in enumerate(value):
+                yield from _unfit(inner, f"{place}[{index}]")
+        case float() if not math.isfinite(value):
+            yield f"`{place}` is {value}. It should be a finite number."
+        case str() if not _encodable(value):
+            yield f"`{place}` has half a surrogate pair. Write the whole pair."
+
+
+def _encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 _MOVED: Mapping[tuple[str, str], tuple[str, str]] = {
