@@ -1,14 +1,32 @@
-"""Folders and files that are either whole or not there."""
+"""Folders and files that are either whole or not there, and a look at whether they still are."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["replace_folder", "replacing_file"]
+from polar.errors import TrainingError
+
+__all__ = ["check_state", "replace_folder", "replacing_file"]
+
+
+def check_state(path: Path) -> None:
+    """Read a state that torch has saved against the checksums in it.
+
+    Raises:
+        TrainingError: It is missing, cut off, or holds a byte that was not written.
+    """
+    try:
+        with zipfile.ZipFile(path) as file:
+            broken = file.testzip()
+    except (OSError, zipfile.BadZipFile) as error:
+        raise _unusable(path, str(error)) from error
+    if broken is not None:
+        raise _unusable(path, f"{broken} has another checksum than when it was written")
 
 
 def replace_folder(path: Path, write: Callable[[Path], object]) -> None:
@@ -43,6 +61,14 @@ def replacing_file(path: Path) -> Iterator[Path]:
     _sync(fresh)
     fresh.replace(path)
     _sync(path.parent)
+
+
+def _unusable(path: Path, why: str) -> TrainingError:
+    return TrainingError(
+        f"the state to go on from is damaged: {why}",
+        where=str(path),
+        fix="Restore it from a copy, or begin a new run; finished sessions are kept.",
+    )
 
 
 def _sync(path: Path) -> None:

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from polar.errors import TrainingError
 from polar.train.advantages import Rewards
-from polar.train.checkpoint import replace_folder, replacing_file
+from polar.train.checkpoint import check_state, replace_folder, replacing_file
 from polar.train.deal import deal
 from polar.train.learner import STATE_FORMAT, Collect, Imitate, Learn, Learner, Load
 from polar.train.lessons import Credited, credited_groups, lessons, overlong_tokens
@@ -238,8 +238,9 @@ class Trainer:
         """Go on from a saved state, weights included, of any number of ranks.
 
         Raises:
-            TrainingError: The state has another format or belongs to another model.
+            TrainingError: The state is damaged, has another format or belongs to another model.
         """
+        check_state(path)
         self._tell([Load(path)] * self._ranks.size)
         self.weight_version = self._learner.load(path)
 

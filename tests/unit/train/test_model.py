@@ -3,9 +3,10 @@
 import pytest
 import torch
 from pydantic import ValidationError
+from tiny_models import write_tiny_model
 
-from polar.errors import ConfigError
-from polar.train.model import choose_device
+from polar.errors import ConfigError, ModelMissing
+from polar.train.model import choose_device, load_model
 from polar.train.settings import TrainSettings
 
 
@@ -38,3 +39,13 @@ def test_the_embedded_engine_refuses_a_gpu_rather_than_to_leave_it_unused():
 def test_a_device_of_another_name_is_refused_in_the_config(wanted):
     with pytest.raises(ValidationError, match="device"):
         TrainSettings(device=wanted)
+
+
+@pytest.mark.parametrize("kept", [5, 5000])
+def test_weights_that_are_cut_off_are_told_with_their_folder(tmp_path, kept):
+    folder = write_tiny_model(tmp_path / "model")
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:kept])
+    with pytest.raises(ModelMissing, match="cannot be loaded") as raised:
+        load_model(folder)
+    assert raised.value.where == str(folder)

@@ -314,6 +314,27 @@ def test_the_state_of_another_model_is_refused(tmp_path):
         make_trainer(lora=LORA).load_state(tmp_path / "state")
 
 
+@pytest.mark.parametrize("damage", ["cut", "flipped", "missing"])
+def test_a_damaged_state_is_refused_before_anything_is_changed(tmp_path, damage):
+    path = tmp_path / "state"
+    make_trainer().save_state(path)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    match damage:
+        case "cut":
+            path.write_bytes(content[:5000])
+        case "flipped":
+            path.write_bytes(content)
+        case "missing":
+            path.unlink()
+    fresh = make_trainer()
+    before = [parameter.clone() for parameter in fresh.model.parameters()]
+    with pytest.raises(TrainingError, match="damaged") as raised:
+        fresh.load_state(path)
+    assert raised.value.where == str(path)
+    assert all(map(torch.equal, before, fresh.model.parameters()))
+
+
 def test_a_saved_model_loads_and_replaces_an_earlier_one(tmp_path):
     model = make_model()
     trainer = make_trainer(model, lora=LORA)
