@@ -180,7 +180,10 @@ class _Tape:
             try:
                 if self._descriptor is None:
                     self._descriptor = _open(self._path)
+                end = os.lseek(self._descriptor, 0, os.SEEK_END)
                 written = os.write(self._descriptor, record)
+                if written != len(record):  # a later record must not stand behind half a one
+                    os.ftruncate(self._descriptor, end)
             except OSError as error:
                 raise self._failed(str(error)) from error
             if written != len(record):
@@ -201,16 +204,44 @@ class _Tape:
 
 
 def _open(path: Path) -> int:
-    """Open a tape for appending, behind its last whole record."""
+    """Open a tape for appending, behind its last whole record.
+
+    Raises:
+        JournalError: It is damaged before its end: cutting it there would lose whole records.
+    """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-    with os.fdopen(os.dup(descriptor), "rb") as file:
-        if file.read(len(MAGIC)) != MAGIC:
-            os.ftruncate(descriptor, 0)
+    try:
+        with os.fdopen(os.dup(descriptor), "rb") as file:
+            end = _end_of_records(file)
+        if end is None:
+            raise JournalError(
+                "the tape is damaged before its end",
+                where=str(path),
+                fix="Restore it from a copy, or go on in a new run folder.",
+            )
+        os.ftruncate(descriptor, end)
+        if not end:
             os.write(descriptor, MAGIC)
-        else:
-            sizes = (_FRAME.size + len(payload) for payload in _payloads(file))
-            os.ftruncate(descriptor, len(MAGIC) + sum(sizes))
+    except BaseException:
+        os.close(descriptor)
+        raise
     return descriptor
+
+
+def _end_of_records(file: BinaryIO) -> int | None:
+    """Find where a tape's last whole record ends; nothing where it is no tape, or not to its end.
+
+    A process that was killed leaves the beginning of a record, which reaches to the file's end.
+    """
+    begin = file.read(len(MAGIC))
+    if begin != MAGIC:
+        return 0 if MAGIC.startswith(begin) else None
+    end = len(MAGIC) + sum(_FRAME.size + len(payload) for payload in _payloads(file))
+    size = file.seek(0, os.SEEK_END)
+    file.seek(end)
+    frame = file.read(_FRAME.size)
+    torn = len(frame) < _FRAME.size or end + _FRAME.size + _FRAME.unpack(frame)[0] >= size
+    return end if torn else None
 
 
 def _payloads(file: BinaryIO) -> Iterator[bytes]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from polar.errors import JournalError
 from polar.store import schema
@@ -29,7 +31,11 @@ WHERE ?1 IS NULL OR s.phase = ?1 ORDER BY s.ordinal
 
 def select_sessions(connection: sqlite3.Connection, phase: str | None) -> list[SessionRecord]:
     """Read all sessions, or those of a phase, oldest first."""
-    return [_record(row) for row in connection.execute(_SESSIONS, (phase,))]
+    found = []
+    for row in connection.execute(_SESSIONS, (phase,)):
+        with _damaged(connection, row[0]):
+            found.append(_record(row))
+    return found
 
 
 def latest_attempt(connection: sqlite3.Connection, session_id: SessionId) -> int | None:
@@ -47,7 +53,8 @@ def select_calls(
         JournalError: The session is not known.
     """
     chosen = _attempt(connection, session_id, attempt)
-    calls = decode_calls(_rows(connection, session_id, chosen))
+    with _damaged(connection, session_id):
+        calls = decode_calls(_rows(connection, session_id, chosen))
     return sorted(calls, key=lambda call: call.index)
 
 
@@ -140,3 +147,21 @@ def _record(row: tuple[str, str, str, int, str, str, str | None, int, str]) -> S
         step=step,
         phase=phase,
     )
+
+
+@contextmanager
+def _damaged(connection: sqlite3.Connection, session_id: str) -> Iterator[None]:
+    """Say which entry of the journal is not what Polar wrote.
+
+    Raises:
+        JournalError: The entry cannot be read.
+    """
+    try:
+        yield
+    except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+        file = next((row[2] for row in connection.execute("PRAGMA database_list")), "")
+        raise JournalError(
+            f"an entry of session {session_id!r} is damaged ({type(error).__name__}: {error})",
+            where=file or None,
+            fix="Restore the journal from a copy, or go on in a new run folder.",
+        ) from error

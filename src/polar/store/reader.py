@@ -11,6 +11,7 @@ from urllib.parse import quote
 from polar.errors import JournalError
 from polar.store import schema
 from polar.store.base import SessionRecord
+from polar.store.damage import damaged, is_damage
 from polar.store.queries import (
     select_calls,
     select_scores,
@@ -89,14 +90,25 @@ def read_journal(path: Path) -> Iterator[JournalReader]:
     try:
         connection = _connect(path)
     except sqlite3.Error as error:
-        raise JournalError(f"the journal cannot be read: {error}", where=str(path)) from error
+        raise _unreadable(error, path) from error
     try:
         schema.check_version(connection, path)
         yield JournalReader(connection)
     except sqlite3.Error as error:
-        raise JournalError(f"the journal cannot be read: {error}", where=str(path)) from error
+        raise _unreadable(error, path) from error
     finally:
         connection.close()
+
+
+def _unreadable(error: sqlite3.Error, path: Path) -> JournalError:
+    if is_damage(error):
+        return damaged(error, path)
+    return JournalError(
+        f"the journal cannot be read: {error}",
+        where=str(path),
+        fix="Check permissions there; a journal that was not closed can be read only where its "
+        "folder can be written.",
+    )
 
 
 def _connect(path: Path) -> sqlite3.Connection:

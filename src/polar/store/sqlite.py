@@ -13,6 +13,7 @@ from polar.errors import JournalError, StaleAttempt
 from polar.store import schema
 from polar.store.base import Scored, ScoreRecord, SessionRecord
 from polar.store.codec import CALL_COLUMNS, CallRow, Context, encode_call
+from polar.store.damage import damaged, is_damage
 from polar.store.outcomes import encode_outcome
 from polar.store.queries import (
     latest_attempt,
@@ -219,6 +220,8 @@ class SqliteJournal:
         return connection
 
     def _explain(self, error: sqlite3.Error | OSError) -> JournalError:
+        if isinstance(error, sqlite3.Error) and is_damage(error):
+            return damaged(error, self._path)
         return JournalError(
             f"the journal could not be written or read: {error}",
             where=str(self._path),

@@ -17,12 +17,13 @@ class MetricsLog:
     """Appends rows to a JSON-lines file; a torn last line of a killed process is cut off.
 
     Raises:
-        JournalError: The file cannot be written; so do the methods.
+        JournalError: The file cannot be written, or a line before the last is no row; so do the
+            methods.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._rows = [dict(row) for row in _whole_rows(path)]
+        self._rows = _whole_rows(path)
         self._rewrite()
 
     @property
@@ -135,16 +136,37 @@ def smoothed(values: Sequence[float], window: int = 5) -> list[float]:
     ]
 
 
-def _whole_rows(path: Path) -> list[Mapping[str, object]]:
+def _whole_rows(path: Path) -> list[dict[str, object]]:
+    """Read the rows of a file; only the last line may be torn.
+
+    Raises:
+        JournalError: Another line is no row: rewriting the file would lose it.
+    """
     if not path.exists():
         return []
+    with _explained(path):
+        lines = path.read_bytes().splitlines()
     rows = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
+    for number, line in enumerate(lines, start=1):
+        row = _row(line)
+        if row is not None:
+            rows.append(row)
+        elif number < len(lines):
+            raise JournalError(
+                "a line of the metrics is damaged",
+                where=f"{path}:{number}",
+                fix="Correct or remove the line, then resume.",
+            )
     return rows
+
+
+def _row(line: bytes) -> dict[str, object] | None:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    whole = isinstance(row, dict) and isinstance(row.get("phase"), str)
+    return row if whole and isinstance(row.get("step"), int) else None
 
 
 def _replace(path: Path, text: str) -> None:

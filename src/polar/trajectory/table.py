@@ -111,13 +111,19 @@ def from_table(table: pa.Table) -> tuple[Trajectory, ...]:
     """Read trajectories back, exactly; `phase` and `step` stay columns of the table.
 
     Raises:
-        FidelityError: The table is of another kind or of a later schema version.
+        FidelityError: The table is of another kind or of a later schema version, or is damaged.
     """
-    table = _in_present_form(table)
-    columns = [table.column(name) for name in (*_SESSION_COLUMNS, "step_rewards")]
-    rows = zip(*columns, _traces(table), strict=True)
-    sessions = itertools.groupby(rows, key=lambda row: row[0].as_py())
-    return tuple(_trajectory(list(group)) for _, group in sessions)
+    try:
+        table = _in_present_form(table)
+        columns = [table.column(name) for name in (*_SESSION_COLUMNS, "step_rewards")]
+        rows = zip(*columns, _traces(table), strict=True)
+        sessions = itertools.groupby(rows, key=lambda row: row[0].as_py())
+        return tuple(_trajectory(list(group)) for _, group in sessions)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise FidelityError(
+            f"the table is damaged: {type(error).__name__}: {error}",
+            fix="Restore the file, or collect the sessions again.",
+        ) from error
 
 
 def schema_version(table: pa.Table) -> int:

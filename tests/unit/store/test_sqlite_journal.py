@@ -189,6 +189,44 @@ def test_what_is_no_journal_is_refused_for_reading(tmp_path, content):
         pass
 
 
+@pytest.mark.parametrize("kept", [4096, 20_000])
+async def test_a_journal_that_was_cut_off_is_told_from_a_full_disk(tmp_path, kept):
+    path = tmp_path / "j.db"
+    await store(path, chain(20))
+    os.truncate(path, kept)
+    with pytest.raises(JournalError, match=r"damaged: .*copy"), read_journal(path) as journal:
+        journal.calls(SessionId("s"))
+    with pytest.raises(JournalError, match=r"damaged: .*copy"):
+        async with SqliteJournal.open(path) as journal:
+            await journal.calls(SessionId("s"))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE calls SET messages_tail = '{'",
+        "UPDATE calls SET reply = '{}'",
+        "UPDATE calls SET sampled = x'00'",
+        "UPDATE calls SET base_id = 'no such call'",
+        'UPDATE attempts SET outcome = \'{"kind": "completed", "exit_code": 0}\'',
+        "UPDATE attempts SET outcome = 'no json'",
+    ],
+)
+async def test_an_entry_that_is_damaged_names_its_session_and_the_file(tmp_path, change):
+    path = tmp_path / "j.db"
+    await store(path, chain(2))
+    connection = sqlite3.connect(path)
+    connection.execute(change)
+    connection.commit()
+    connection.close()
+    with (
+        read_journal(path) as journal,
+        pytest.raises(JournalError, match="'s' is damaged") as raised,
+    ):
+        (journal.sessions(), journal.calls(SessionId("s")))
+    assert raised.value.where == str(path)
+
+
 async def test_a_newer_schema_is_refused(tmp_path):
     path = tmp_path / "j.db"
     await store(path, chain(1))

@@ -26,10 +26,20 @@ def test_rows_are_read_back_in_order(tmp_path):
     assert MetricsLog(tmp_path / "metrics.jsonl").rows == [row(1), row(2)]
 
 
-@pytest.mark.parametrize("torn", ['{"phase": "tra', "{", "\x00\x00"])
+@pytest.mark.parametrize("damage", [b"garbage", b"\xff\xfe", b"[1]", b'{"phase": 1}'])
+def test_a_damaged_line_before_the_last_is_refused_and_nothing_is_lost(tmp_path, damage):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(damage + b"\n" + json.dumps(row(1)).encode() + b"\n")
+    before = path.read_bytes()
+    with pytest.raises(JournalError, match=r"metrics\.jsonl:1"):
+        MetricsLog(path)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("torn", ['{"phase": "tra', "{", "\x00\x00", "[1]", "\udcff"])
 def test_the_torn_last_line_of_a_killed_process_is_cut_off(tmp_path, torn):
     path = tmp_path / "metrics.jsonl"
-    path.write_text(json.dumps(row(1)) + "\n" + torn)
+    path.write_bytes((json.dumps(row(1)) + "\n" + torn).encode(errors="surrogateescape"))
     log = MetricsLog(path)
     assert log.rows == [row(1)]
     log.add(row(2))

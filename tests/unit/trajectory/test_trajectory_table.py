@@ -168,3 +168,16 @@ def test_the_datasets_library_reads_every_row_and_value_of_a_file(tmp_path_facto
     )
     assert rows.column_names == SCHEMA.names
     assert rows.to_list() == table.to_pylist()
+
+
+@pytest.mark.parametrize("column", ["outcome_json", "report_json"])
+@pytest.mark.parametrize("text", ["{", "[]", '{"a": 1}', None])
+def test_a_damaged_row_is_one_clear_error(column, text):
+    session = Session("s", "t", "g", 0, "k")
+    built = build([make_call(0, [1, 2], [3])])
+    found = credit(session, built, Completed(Grade(1.0, True, MappingProxyType({})), 0))
+    table = to_table([found], phase="train")
+    index = table.column_names.index(column)
+    broken = table.set_column(index, column, pa.array([text] * len(table), pa.string()))
+    with pytest.raises(FidelityError, match="the table is damaged"):
+        from_table(broken)

@@ -1,0 +1,75 @@
+"""A tape that is opened again: a torn end is cut off, and nothing that is whole."""
+
+import asyncio
+import os
+import resource
+
+import pytest
+
+from polar.engines import SampleRequest, TapedEngine, read_tape
+from polar.engines.scripted import ScriptedEngine
+from polar.errors import JournalError
+from polar.types import Sampling
+
+
+async def recorded(path, *prompts: int) -> None:
+    """Record a request for each prompt."""
+    engine = TapedEngine(ScriptedEngine(lambda prompt_ids: [1, 2, 3]), path)
+    try:
+        for number in prompts:
+            request = SampleRequest(prompt_ids=[number], sampling=Sampling(max_tokens=3))
+            async for _ in engine.sample(request):
+                pass
+    finally:
+        await engine.aclose()
+
+
+async def records(path) -> int:
+    return await asyncio.to_thread(lambda: len(list(read_tape(path))))
+
+
+@pytest.mark.parametrize("cut", [1, 7, 40])
+async def test_the_torn_end_that_a_killed_process_leaves_is_cut_off(tmp_path, cut):
+    path = tmp_path / "engine.tape"
+    await recorded(path, 1, 2)
+    os.truncate(path, path.stat().st_size - cut)
+    await recorded(path, 3)
+    assert await records(path) == 2
+
+
+async def test_a_tape_that_was_killed_within_its_first_bytes_is_begun_anew(tmp_path):
+    path = tmp_path / "engine.tape"
+    path.write_bytes(b"polar")
+    await recorded(path, 1)
+    assert await records(path) == 1
+
+
+@pytest.mark.parametrize("place", [3, 60])
+async def test_a_tape_that_is_damaged_before_its_end_is_left_as_it_is(tmp_path, place):
+    path = tmp_path / "engine.tape"
+    await recorded(path, 1, 2)
+    damaged = bytearray(path.read_bytes())
+    damaged[place] ^= 1
+    path.write_bytes(damaged)
+    with pytest.raises(JournalError, match="damaged before its end"):
+        await recorded(path, 3)
+    assert path.read_bytes() == damaged
+
+
+async def test_half_a_record_on_a_full_disk_does_not_stand_before_the_next_one(tmp_path):
+    path = tmp_path / "engine.tape"
+    await recorded(path, 1)
+    engine = TapedEngine(ScriptedEngine(lambda prompt_ids: [1, 2, 3]), path)
+    request = SampleRequest(prompt_ids=[2], sampling=Sampling(max_tokens=3))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 20, limits[1]))
+    try:
+        with pytest.raises(JournalError, match="disk is full"):
+            async for _ in engine.sample(request):
+                pass
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    async for _ in engine.sample(request):
+        pass
+    await engine.aclose()
+    assert await records(path) == 2
