@@ -112,7 +112,7 @@ def _advantages(
     match settings.credit:
         case "outcome":
             counted = [r[s.counted] for r, s in zip(rewards, standings, strict=True)]
-            return [np.split(a, a.size) for a in advantages(counted, settings.algorithm)]
+            return [list(a[:, None]) for a in advantages(counted, settings.algorithm)]
         case "steps":
             returns = [
                 [

@@ -42,6 +42,16 @@ def test_grpo_divides_the_distance_from_the_mean_by_the_deviation():
     np.testing.assert_allclose(credited(group_of(1.0, 0.0, 0.0, 1.0)), expected)
 
 
+@pytest.mark.parametrize("credit", ["outcome", "steps"])
+@pytest.mark.parametrize("algorithm", ["grpo", "dr_grpo", "rloo"])
+def test_a_group_whose_sessions_all_failed_teaches_nothing_and_ends_nothing(algorithm, credit):
+    lost = Failed("running", "the engine is gone")
+    settings = {"algorithm": algorithm, "credit": credit}
+    assert credited(group_of(0.0, 0.0, outcomes=[lost, lost]), **settings) == []
+    both = (group_of(0.0, 0.0, outcomes=[lost, lost]), group_of(1.0, 0.0))
+    assert len(credited(*both, **settings)) == 2
+
+
 def test_dr_grpo_does_not_divide():
     found = credited(group_of(1.0, 0.0, 0.0, 0.0), algorithm="dr_grpo")
     np.testing.assert_allclose(found, [0.75, -0.25, -0.25, -0.25])
