@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import shlex
 import signal
 import socket
@@ -234,6 +235,47 @@ def test_a_stopped_training_ends_cleanly_and_goes_on(config, tmp_path):
     with read_journal(run / "journal.sqlite") as journal:
         first = journal.sessions(phase="heldout_before")
     assert [record.session.attempt for record in first] == [0]
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("command", "number"),
+    [("train", signal.SIGINT), ("rollout", signal.SIGHUP), ("run", signal.SIGTERM)],
+)
+def test_a_command_that_is_told_to_end_again_and_again_leaves_nothing_behind(
+    config, tmp_path, command, number
+):
+    wait = f"ask a; signal {tmp_path}/pid; await {tmp_path}/go"
+    write_tasks(tmp_path / "train.jsonl", [task(wait, name=name) for name in "ab"])
+    run, temporary = tmp_path / "run", tmp_path / "tmp"
+    temporary.mkdir()
+    arguments = {
+        "train": ("train", config, "--run-dir", run, "--set", "loop.heldout_sessions=0"),
+        "rollout": ("rollout", tmp_path / "train.jsonl", "--config", config, "--run-dir", run),
+        "run": ("run", "--config", config, "--run", run, "--", wait),
+    }[command]
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from polar.cli.app import main; main()", *arguments],
+        env={**os.environ, "TMPDIR": str(temporary)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while not (tmp_path / "pid").exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    for _ in range(4):
+        process.send_signal(number)
+        time.sleep(0.02)
+    _, complained = process.communicate(timeout=30)
+    assert process.returncode == 130, complained
+    assert "Traceback" not in complained
+    assert not is_alive(int((tmp_path / "pid").read_text()))
+    assert not list(temporary.glob("polar-*"))
+    assert not list(run.glob("work/*"))
+    with read_journal(run / "journal.sqlite") as journal:
+        assert sum(len(journal.calls(each.session.id)) for each in journal.sessions()) >= 1
+    if command == "run":
+        assert (run / "trajectories" / "run-00000.parquet").exists()
 
 
 @pytest.mark.parametrize(

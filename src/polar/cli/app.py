@@ -68,7 +68,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     # A termination request ends as Ctrl-C does: sandboxes are killed and the journal is closed.
     # Shells start background jobs with Ctrl-C ignored, which would ignore both.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+            signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         _app(_chosen(given))(args=given, prog_name="polar")
     except PolarError as error:
@@ -77,6 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         print_error(error)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a thread may still download something
         sys.exit(130)
     except Exception as error:
         missing = _missing_package(error)

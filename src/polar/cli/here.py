@@ -10,6 +10,7 @@ from pathlib import Path
 
 from polar import harnesses, trajectory
 from polar.cli.log_file import run_log
+from polar.cli.loop import to_its_end
 from polar.cli.run_folder import RunFolder
 from polar.cli.work import write_trajectories
 from polar.config import RunConfig
@@ -138,8 +139,7 @@ async def _session(
     if gateway.failure is not None:
         raise gateway.failure
     outcome = _outcome(ended, usage)
-    await journal.set_state(session, _state(outcome), outcome)
-    kept = await _keep(config, journal, folder, (session, number, work), outcome)
+    kept = await to_its_end(_keep(config, journal, folder, (session, number, work), outcome))
     code = 130 if ended.interrupted else ended.exit_code
     return Worked(session.id, outcome, code, usage, kept, max_context)
 
@@ -190,7 +190,7 @@ async def _run(
             interactive=work.interactive,
         )
     finally:
-        usage = await gateway.close(session.id)
+        usage = await to_its_end(gateway.close(session.id))
     return ended, usage
 
 
@@ -219,8 +219,9 @@ async def _keep(
     session: tuple[Session, int, Work],
     outcome: Outcome,
 ) -> BuildReport:
-    """Build the session's traces from the journal and write them as Parquet."""
+    """Record how the session ended, build its traces and write them as Parquet."""
     one, number, work = session
+    await journal.set_state(one, _state(outcome), outcome)
     settings = config.rollout
     built = trajectory.build(
         await journal.calls(one.id, one.attempt),

@@ -1,13 +1,18 @@
-"""The event loop that commands run in."""
+"""The event loop that commands run in, and how a signal ends it."""
 
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
-from collections.abc import Coroutine
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
-__all__ = ["run_async"]
+from polar.cli.console import errors
+
+__all__ = ["run_async", "to_its_end"]
 
 T = TypeVar("T")
 
@@ -17,10 +22,78 @@ def run_async(main: Coroutine[Any, Any, T]) -> T:
 
     A call passes the loop some ten times on its way through the gateway; uvloop makes what the
     gateway adds to it about a third shorter.
+
+    Raises:
+        KeyboardInterrupt: A signal has asked for the end; sandboxes and files are taken down.
     """
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        stop = _Stop(runner.get_loop())
+        with stop.listening():
+            try:
+                return runner.run(stop.watched(main))
+            except asyncio.CancelledError:
+                if stop.asked:
+                    raise KeyboardInterrupt from None
+                raise
+            finally:
+                runner.close()
+
+
+async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
+    """Do what a Ctrl-C too many must not break off: it takes moments, and keeps what was done."""
+    task = asyncio.ensure_future(work)
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():
+                raise
+    return task.result()
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     if sys.platform == "win32":
-        return asyncio.run(main)
+        return None
     import uvloop
 
-    ran: T = uvloop.run(main)
-    return ran
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
+
+
+class _Stop:
+    """Cancels the command once, however often it is asked to end.
+
+    Every wait of the way down has a deadline. A second Ctrl-C that broke it off would leave
+    sandboxes, work folders and the state of the last step behind.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.asked = False
+        self._loop = loop
+        self._task: asyncio.Task[Any] | None = None
+
+    async def watched(self, main: Coroutine[Any, Any, T]) -> T:
+        """Run what a signal cancels."""
+        self._task = asyncio.current_task()
+        return await main
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Take the interrupts of this process, until the context is left."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = signal.signal(signal.SIGINT, lambda *_: self._interrupt())
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    def _interrupt(self) -> None:
+        if self._task is None or self._task.done():
+            raise KeyboardInterrupt  # there is nothing to take down, or not any more
+        if self.asked:
+            errors.print("still ending: sandboxes are killed and what is done is saved")
+            return
+        self.asked = True
+        self._loop.call_soon_threadsafe(self._task.cancel)

@@ -71,7 +71,7 @@ def work_for_rank_0(config: RunConfig, environment: Environment) -> None:
     from polar.train.torch_ranks import TorchRanks
 
     ranks = TorchRanks(environment.local_rank)
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     model_dir = ranks.hear()
     if isinstance(model_dir, Path):

@@ -55,7 +55,16 @@ def rollout(  # noqa: PLR0913, PLR0917 - one parameter a flag
     install_harness(harnesses.load(settings.harness.name)(settings.harness.settings))
     with claimed(folder):
         write_config(folder / "config.yaml", settings)
-        groups = run_async(_rollout(settings, folder.absolute(), found, samples))
+        try:
+            groups = run_async(_rollout(settings, folder.absolute(), found, samples))
+        except KeyboardInterrupt:
+            console.print(
+                "\n[warn]Interrupted.[/warn] Every finished session is kept. "
+                f"Go on with the same command and --run-dir {folder}",
+                highlight=False,
+                soft_wrap=True,
+            )
+            raise
         write_trajectories(folder, "rollout", 0, groups)
     _report(folder, groups)
 

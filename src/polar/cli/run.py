@@ -16,6 +16,7 @@ from polar import harnesses, models
 from polar.cli.console import errors, progress_line
 from polar.cli.flags import EngineFlag, EngineUrlFlag, HarnessFlag, ModelFlag, overrides_of
 from polar.cli.here import Work, Worked, refused_for_length, work_here
+from polar.cli.loop import run_async
 from polar.cli.run_folder import RunFolder
 from polar.cli.work import claimed
 from polar.config import RunConfig, environment, parse_config, work_settings, write_config
@@ -74,7 +75,7 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter a flag
     folder = _folder(run_dir, settings.harness.name)
     with claimed(folder):
         kept_in(folder, settings)
-        worked = asyncio.run(_run(settings, folder, work))
+        worked = run_async(_run(settings, folder, work))
     _report(folder, settings.harness.name, worked)
 
 
