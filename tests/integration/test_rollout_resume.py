@@ -41,7 +41,9 @@ def finished(folder: Path) -> None:
 
 
 async def test_after_a_kill_only_unfinished_sessions_run_again_under_a_new_attempt(tmp_path):
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    (tmp_path / "tmp").mkdir()
+    paths = {"PYTHONPATH": str(Path(__file__).parent), "TMPDIR": str(tmp_path / "tmp")}
+    env = {**os.environ, **paths}
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", PROGRAM, str(tmp_path), env=env
     )
@@ -55,6 +57,7 @@ async def test_after_a_kill_only_unfinished_sessions_run_again_under_a_new_attem
     groups, records = await collect(tmp_path)
 
     assert not is_alive(orphan)
+    assert not await asyncio.to_thread(lambda: list((tmp_path / "work").iterdir()))
     assert [(r.session.task_id, r.session.attempt, r.state) for r in records] == [
         ("fast", 0, "completed"),
         ("waits", 1, "completed"),

@@ -24,6 +24,7 @@ from polar.rendering import load_renderer
 from polar.rendering.base import Renderer
 from polar.rollout import ExpertEngine, Plan, Rollout, SessionEvent
 from polar.runtimes.base import Runtime
+from polar.runtimes.scratch import remove_stale
 from polar.store import SqliteJournal
 from polar.types import Group, Message, Task
 
@@ -150,6 +151,7 @@ async def compose(
     """
     harness = harnesses.load(config.harness.name)(config.harness.settings)
     harness.find()
+    await asyncio.to_thread(remove_stale)
     model_dir = await asyncio.to_thread(models.resolve, config.model, cache=cache, progress=say)
     renderer = await asyncio.to_thread(load_renderer, str(model_dir))
     async with AsyncExitStack() as stack:

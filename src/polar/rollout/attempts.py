@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import shutil
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from polar.rollout.running import HarnessRuns
 from polar.rollout.settings import RolloutSettings
 from polar.rollout.slots import Slots
 from polar.runtimes.base import Runtime, Sandbox, SandboxSpec
+from polar.runtimes.scratch import remove_folder
 from polar.store.base import Journal
 from polar.tasks import lay_out
 from polar.types import Failed, Outcome, Session, Stage, Task, TimedOut
@@ -105,6 +105,11 @@ class Attempts:
         await self._journal.set_state(session, state_of(outcome), outcome)
         return outcome
 
+    def _remove_work(self, session: Session) -> None:
+        """Remove the attempt's work folder, and those of earlier ones whose process was killed."""
+        for attempt in range(session.attempt + 1):
+            remove_folder(self._work_root / f"{session.id}-{attempt}")
+
     def _fault(self, session: Session, at: _At, error: BaseException) -> Failed:
         _log.error(
             "session %s, attempt %d, while %s",
@@ -122,9 +127,7 @@ class Attempts:
         """
         work_dir = self._work_root / f"{session.id}-{session.attempt}"
         async with AsyncExitStack() as stack:
-            stack.push_async_callback(
-                asyncio.to_thread, shutil.rmtree, work_dir, ignore_errors=True
-            )
+            stack.push_async_callback(asyncio.to_thread, self._remove_work, session)
             async with self._preparing.hold(rank):
                 await self._ready.acquire(rank)
                 release_ready = _Once(self._ready.release)
@@ -184,7 +187,7 @@ class _Once:
 
 def _lay_files(work_dir: Path, files: Mapping[str, str]) -> None:
     try:
-        shutil.rmtree(work_dir, ignore_errors=True)
+        remove_folder(work_dir)
         work_dir.mkdir(parents=True)
         lay_out(files, work_dir)
     except OSError as error:

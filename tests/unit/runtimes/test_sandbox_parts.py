@@ -3,6 +3,8 @@
 import asyncio
 import os
 import socket
+import sys
+import tempfile
 from contextlib import asynccontextmanager
 
 import pytest
@@ -12,7 +14,7 @@ from polar.runtimes.forwarding import forward
 from polar.runtimes.mounts import HOME, WORK, Mounts
 from polar.runtimes.output import TAIL_BYTES, PipeEnd, TailReader, open_streams
 from polar.runtimes.sandbox import resource_limits
-from polar.runtimes.scratch import scratch_folder
+from polar.runtimes.scratch import remove_stale, scratch_folder
 from polar.types import Limits
 
 
@@ -79,6 +81,55 @@ async def test_a_scratch_folder_is_removed_whatever_its_permissions():
         (folder / "a").chmod(0)
 
     assert not folder.exists()
+
+
+KILLED = """
+import asyncio, os, signal
+from polar.runtimes.scratch import scratch_folder
+
+async def main():
+    async with scratch_folder() as folder:
+        (folder / "home").mkdir()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(main())
+"""
+
+
+async def test_folders_of_killed_processes_are_removed_and_those_in_use_are_not(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    killed = await asyncio.create_subprocess_exec(sys.executable, "-c", KILLED, env=env)
+    await killed.wait()
+    (leaked,) = tmp_path.glob("polar-*")
+    async with scratch_folder() as mine:
+        assert await asyncio.to_thread(remove_stale) == 1
+        assert mine.exists()
+    assert not leaked.exists()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("name", "inside", "old", "removed"),
+    [
+        ("polar-abc", "home", True, 1),
+        ("polar-abc", "home", False, 0),  # being made
+        ("polar-abc", "my thesis", True, 0),
+        ("polarbear", "home", True, 0),
+    ],
+)
+def test_a_folder_without_a_lock_is_removed_only_if_polar_left_it_long_ago(
+    tmp_path, name, inside, old, removed
+):
+    (tmp_path / name / inside).mkdir(parents=True)
+    if old:
+        os.utime(tmp_path / name, (0, 0))
+    (tmp_path / "polar-file").touch()
+    (tmp_path / "polar-link").symlink_to(tmp_path / name)
+    assert remove_stale(tmp_path) == removed
+    assert (tmp_path / name).exists() is not bool(removed)
 
 
 def test_memory_is_limited_as_data_for_some_programs_reserve_address_space():
