@@ -201,6 +201,23 @@ def test_a_rollout_goes_on_where_it_stopped(polar, config, tmp_path):
     assert polar("verify", "run")[0] == 0
 
 
+def test_a_rollout_leaves_a_folder_alone_whose_sessions_are_not_its_own(polar, config, tmp_path):
+    write_tasks(tmp_path / "one.jsonl", [task("ask a; write out 42", name="a")])
+    arguments = ("rollout", tmp_path / "one.jsonl", "--config", config, "--run-dir", "run")
+    assert polar(*arguments)[0] == 0
+    before = (tmp_path / "run" / "config.yaml").read_bytes()
+    for override, what in (
+        ("model=/no/such", "another `model`"),
+        ("rollout.max_tokens=9", "another `rollout`"),
+    ):
+        code, _, complained = polar(*arguments, "--set", override)
+        assert code == 2
+        assert what in complained
+    (tmp_path / "run" / "metrics.jsonl").touch()
+    assert "that of a training" in polar(*arguments)[2]
+    assert (tmp_path / "run" / "config.yaml").read_bytes() == before
+
+
 @pytest.mark.timeout(120)
 def test_a_stopped_training_ends_cleanly_and_goes_on(config, tmp_path):
     data = json.loads(config.read_text())

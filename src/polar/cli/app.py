@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import inspect
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -14,9 +16,9 @@ import typer
 from polar import __version__
 from polar.cli.console import console, errors, print_error
 from polar.config.environment import environment
-from polar.errors import PolarError, SetupError
+from polar.errors import ConfigError, PolarError, SetupError
 
-__all__ = ["COMMANDS", "Command", "main", "take_debug"]
+__all__ = ["COMMANDS", "Command", "flowing", "main", "take_debug"]
 
 _UNEXPECTED = 70
 """Exit code of a defect in Polar itself (EX_SOFTWARE of sysexits.h)."""
@@ -72,6 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
             signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
+        _check_texts(given)
         _app(_chosen(given))(args=given, prog_name="polar")
     except PolarError as error:
         if debug:
@@ -82,12 +85,12 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # a thread may still download something
         sys.exit(130)
     except Exception as error:
-        missing = _missing_package(error)
+        lacking = _missing_package(error) or _refused_by_the_system(error)
         if debug:
             errors.print_exception()
-        if missing is not None:
-            print_error(missing)
-            sys.exit(missing.exit_code)
+        if lacking is not None:
+            print_error(lacking)
+            sys.exit(lacking.exit_code)
         _print_unexpected(error)
         sys.exit(_UNEXPECTED)
     sys.exit(0)
@@ -106,10 +109,22 @@ def _app(chosen: str | None) -> typer.Typer:
     app.callback(epilog=_EPILOG)(_root)
     for name, command in COMMANDS.items():
         if name == chosen:
-            app.command(name)(command.load())
+            loaded = command.load()
+            app.command(name, help=flowing(loaded.__doc__ or ""))(loaded)
         else:
             app.command(name, help=command.summary)(_stub)
     return app
+
+
+def flowing(text: str) -> str:
+    """Join the lines of each paragraph, which the terminal wraps anew; examples stay lines."""
+    paragraphs = inspect.cleandoc(text).split("\n\n")
+    return "\n\n".join(
+        paragraph
+        if paragraph.startswith("Examples:") or paragraph.startswith(" ")
+        else " ".join(paragraph.split("\n"))
+        for paragraph in paragraphs
+    )
 
 
 def _version(asked: bool) -> None:
@@ -160,6 +175,41 @@ def _missing_package(error: Exception) -> SetupError | None:
         f"the package {package} is not installed",
         fix="Install Polar with what training needs: pip install 'polar-rl[train]'.",
     )
+
+
+_REFUSALS = {
+    errno.ENOSPC: "Free some space there.",
+    errno.EDQUOT: "Free some space there, or raise the quota.",
+    errno.EROFS: "Name a folder that can be written.",
+    errno.EACCES: "Check the permissions there.",
+    errno.EPERM: "Check the permissions there.",
+    errno.EMFILE: "Raise the limit of open files: ulimit -n 4096.",
+    errno.ENFILE: "Close programs that hold many files open.",
+    errno.ENOMEM: "Free some memory, or ask for less.",
+    errno.EIO: "Check the disk.",
+}
+"""What the system refuses through no fault of Polar -> what to do about it."""
+
+
+def _refused_by_the_system(error: Exception) -> SetupError | None:
+    if isinstance(error, MemoryError):
+        fix = "Free some memory, raise its limit (ulimit -v), or ask for less."
+        return SetupError("there is no memory left", fix=fix)
+    if not isinstance(error, OSError) or error.errno not in _REFUSALS:
+        return None
+    where = None if error.filename is None else str(error.filename)
+    return SetupError(f"the system says: {error.strerror}", where=where, fix=_REFUSALS[error.errno])
+
+
+def _check_texts(arguments: Sequence[str]) -> None:
+    """Refuse bytes that are no text before a file is half written with them."""
+    for argument in arguments:
+        try:
+            argument.encode()
+        except UnicodeEncodeError as error:
+            raise ConfigError(
+                f"an argument is not UTF-8: {argument!r}", fix="Rename the file or folder."
+            ) from error
 
 
 def _print_unexpected(error: Exception) -> None:

@@ -79,7 +79,7 @@ def _findings(
     if run_dir is not None:
         from polar.cli.engine_log import check_engine_log
 
-        yield from check_engine_log(RunFolder(run_dir).engine_log)
+        yield from check_engine_log(RunFolder.at(run_dir).engine_log)
     if harness is not None:
         from polar.cli.harness_check import check_harness
 

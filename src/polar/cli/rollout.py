@@ -15,9 +15,11 @@ from polar.cli.flags import EngineFlag, EngineUrlFlag, HarnessFlag, ModelFlag, o
 from polar.cli.install import install_harness
 from polar.cli.live import LiveView
 from polar.cli.loop import run_async
+from polar.cli.run_folder import RunFolder
 from polar.cli.train import new_run_dir
 from polar.cli.work import claimed, write_trajectories
 from polar.config import RunConfig, environment, load_config, write_config
+from polar.errors import ConfigError
 from polar.evaluators import check_tasks
 from polar.tasks import read_tasks
 from polar.types import Cancelled, Failed, Group, Task, TimedOut
@@ -54,6 +56,7 @@ def rollout(  # noqa: PLR0913, PLR0917 - one parameter a flag
     folder = run_dir or new_run_dir()
     install_harness(harnesses.load(settings.harness.name)(settings.harness.settings))
     with claimed(folder):
+        _check_goes_on(folder, settings)
         write_config(folder / "config.yaml", settings)
         try:
             groups = run_async(_rollout(settings, folder.absolute(), found, samples))
@@ -87,6 +90,37 @@ async def _rollout(
                 tasks, samples=samples, phase="rollout", step=0
             )
     return groups
+
+
+_PLACES = {"prepare_workers", "ready_buffer", "run_workers", "grade_workers"}
+"""Settings that may change on the way, for they change how fast and not what is sampled."""
+
+
+def _check_goes_on(folder: Path, config: RunConfig) -> None:
+    """See that the sessions of a folder are of this rollout, before its config is replaced.
+
+    Raises:
+        ConfigError: They are those of a training, of another model, or sampled otherwise.
+    """
+    if not (folder / "config.yaml").exists():
+        return
+    stored = RunFolder(folder)
+    now = config.rollout.model_dump(exclude=_PLACES)
+    different = [
+        what
+        for what, same in (
+            ("model", stored.model() == config.model),
+            ("rollout", stored.rollout().model_dump(exclude=_PLACES) == now),
+        )
+        if not same
+    ]
+    if (folder / "metrics.jsonl").exists():
+        what = "the run folder is that of a training"
+    elif different:
+        what = f"the sessions in the run folder have another `{different[0]}`"
+    else:
+        return
+    raise ConfigError(what, where=str(folder), fix="Name another folder with --run-dir.")
 
 
 def causes_of(groups: Sequence[Group]) -> Mapping[str, int]:

@@ -12,7 +12,7 @@ from polar.config.documents import read_document
 from polar.errors import ConfigError
 from polar.rollout.settings import RolloutSettings
 
-__all__ = ["RunFolder", "newest_run"]
+__all__ = ["RunFolder", "chosen_run", "newest_run"]
 
 
 class _Stored(BaseModel):
@@ -29,6 +29,21 @@ class RunFolder:
     """A folder that a run wrote."""
 
     path: Path
+
+    @classmethod
+    def at(cls, path: Path) -> RunFolder:
+        """Take a folder that a user named.
+
+        Raises:
+            ConfigError: There is none.
+        """
+        if not path.is_dir():
+            raise ConfigError(
+                "there is no such run folder",
+                where=str(path),
+                fix="Check the path; a run folder is what --run-dir named, or is in ./runs.",
+            )
+        return cls(path)
 
     @property
     def journal(self) -> Path:
@@ -75,6 +90,26 @@ class RunFolder:
     def _stored(self) -> _Stored:
         path = self.path / "config.yaml"
         return parse_config(read_document(path), _Stored, where=str(path))
+
+
+def chosen_run(*named: Path | None, data: Path) -> RunFolder:
+    """Take the run folder that an argument or a flag names, or the newest one.
+
+    Args:
+        named: What the user gave, at most one of them.
+        data: Polar's data folder.
+
+    Raises:
+        ConfigError: There is no such folder, or two are named.
+    """
+    given = [path for path in named if path is not None]
+    if len(given) > 1:
+        raise ConfigError(
+            "two run folders are named",
+            where=" and ".join(map(str, given)),
+            fix="Name one, as RUN or with --run.",
+        )
+    return RunFolder.at(given[0]) if given else newest_run(data=data)
 
 
 def newest_run(root: Path = Path("runs"), *, data: Path | None = None) -> RunFolder:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -18,7 +18,7 @@ from polar.cli.recordings import of_files, of_run
 from polar.cli.run_folder import RunFolder
 from polar.cli.work import claimed, write_checkpoint
 from polar.config import SftConfig, environment, parse_config, write_config
-from polar.config.documents import read_document
+from polar.config.documents import SUFFIXES, read_document
 from polar.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -28,10 +28,14 @@ __all__ = ["fine_tune", "sft"]
 
 
 def sft(  # noqa: PLR0913, PLR0917 - one parameter a flag
-    config: Annotated[Path | None, typer.Argument(help="A config for everything else.")] = None,
-    run: Annotated[
-        Path | None, typer.Option(help="Run folder whose sessions to learn from.")
+    given: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[RUN] [CONFIG]",
+            help="Run folder whose sessions to learn from, and a config for everything else.",
+        ),
     ] = None,
+    run: Annotated[Path | None, typer.Option(help="The same as RUN.")] = None,
     data: Annotated[
         list[Path] | None, typer.Option(help="Parquet file of trajectories; may be repeated.")
     ] = None,
@@ -55,25 +59,40 @@ def sft(  # noqa: PLR0913, PLR0917 - one parameter a flag
     Sessions on held-out tasks are left out.
 
     Examples:
-        polar sft --run runs/rollout --min-reward 1.0
+        polar sft runs/rollout --min-reward 1.0
 
         polar sft --data a.parquet --data b.parquet --best-of 2 --model runs/one/checkpoints/final
     """
-    if (run is None) == (not data):
-        raise ConfigError(
-            "name either a run with --run or files with --data",
-            fix="See `polar sft --help` for examples.",
-        )
-    given = {"model": model, "sft.min_reward": min_reward, "sft.best_of": best_of}
-    given |= {"sft.epochs": epochs}
-    flags = [f"{key}={value}" for key, value in given.items() if value is not None]
-    document = {} if run is None else {"model": RunFolder(run).model()}
+    source, config = _sources([run, *(given or [])], data or [])
+    set_by = {"model": model, "sft.min_reward": min_reward, "sft.best_of": best_of}
+    set_by |= {"sft.epochs": epochs}
+    flags = [f"{key}={value}" for key, value in set_by.items() if value is not None]
+    document = {"model": source.model()} if isinstance(source, RunFolder) else {}
     document |= {} if config is None else dict(read_document(config))
     settings = parse_config(
         document, SftConfig, where=str(config or "the flags"), overrides=[*flags, *(override or [])]
     )
     folder = out or Path("runs") / datetime.now().strftime("sft-%Y%m%d-%H%M%S")
-    fine_tune(settings, folder, RunFolder(run) if run is not None else tuple(data or ()))
+    fine_tune(settings, folder, source)
+
+
+def _sources(
+    named: Sequence[Path | None], data: Sequence[Path]
+) -> tuple[RunFolder | tuple[Path, ...], Path | None]:
+    """Tell what to learn from and the config apart: a config is a file, a run is a folder.
+
+    Raises:
+        ConfigError: There is no such folder, or not one source.
+    """
+    paths = [path for path in named if path is not None]
+    configs = [path for path in paths if path.is_file() or path.suffix in SUFFIXES]
+    runs = [path for path in paths if path not in configs]
+    if len(configs) > 1 or len(runs) + bool(data) != 1:
+        raise ConfigError(
+            "name either a run folder or files with --data, and one config at most",
+            fix="See `polar sft --help` for examples.",
+        )
+    return RunFolder.at(runs[0]) if runs else tuple(data), configs[0] if configs else None
 
 
 def fine_tune(

@@ -14,8 +14,9 @@ from rich.text import Text
 
 from polar import models
 from polar.cli.console import console, progress_line
-from polar.cli.run_folder import RunFolder, newest_run
+from polar.cli.run_folder import RunFolder, chosen_run
 from polar.config import environment
+from polar.errors import ConfigError
 from polar.rendering import load_renderer
 from polar.store import SessionRecord, read_journal
 from polar.trajectory import BuildPolicy
@@ -25,7 +26,7 @@ from polar.types import Call, Cancelled, Completed, Ended, Failed, Grade, Outcom
 if TYPE_CHECKING:
     from polar.rendering import Renderer
 
-__all__ = ["call_body", "call_heading", "pieces", "show"]
+__all__ = ["call_body", "call_heading", "named_in", "pieces", "show"]
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -40,14 +41,17 @@ _UNLIKELY = "white on red"
 
 
 def show(
-    session: Annotated[
-        str | None, typer.Argument(help="Id of a session, or the beginning of it.")
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RUN] [SESSION]",
+            help="Run folder (the newest in ./runs, else of `polar run`), and the id of a session "
+            "or the beginning of it.",
+        ),
     ] = None,
-    run: Annotated[
-        Path | None, typer.Option(help="Run folder; the newest in ./runs, else of `polar run`.")
-    ] = None,
+    run: Annotated[Path | None, typer.Option(help="The same as RUN.")] = None,
     attempt: Annotated[
-        int | None, typer.Option(help="An earlier attempt of the session, from 0.")
+        int | None, typer.Option(min=0, help="An earlier attempt of the session, from 0.")
     ] = None,
     logprobs: Annotated[
         bool, typer.Option("--logprobs", help="Shade each sampled token by its probability.")
@@ -62,18 +66,41 @@ def show(
 
         polar show heldout_after-0000-003-00
 
-        polar show train-0012 --run runs/demo --logprobs
+        polar show runs/demo train-0012 --logprobs
     """
-    folder = RunFolder(run) if run is not None else newest_run(data=environment().data)
+    named, wanted = named_in(words or [])
+    folder = chosen_run(named, run, data=environment().data)
     with read_journal(folder.journal) as journal:
-        wanted = session or ""
         several = [each for each in journal.sessions() if each.session.id.startswith(wanted)]
         if len(several) > 1 and wanted not in {each.session.id for each in several}:
             _list(several, folder)
             return
         found = journal.find(wanted)
+        if attempt is not None and attempt > found.session.attempt:
+            raise ConfigError(
+                f"{found.session.id} has no attempt {attempt}",
+                where="--attempt",
+                fix=f"Its last one is {found.session.attempt}.",
+            )
         calls = journal.calls(found.session.id, attempt)
         _print_session(found, calls, folder, logprobs=logprobs)
+
+
+def named_in(words: Sequence[str]) -> tuple[Path | None, str]:
+    """Tell the run folder from the session's id: of two words the first, of one what is a folder.
+
+    Raises:
+        ConfigError: There are more.
+    """
+    if len(words) > 2:
+        raise ConfigError(
+            f"there are {len(words)} arguments", fix="Write polar show [RUN] [SESSION]."
+        )
+    if len(words) == 2:
+        return Path(words[0]), words[1]
+    if words and (Path(words[0]).is_dir() or "/" in words[0]):
+        return Path(words[0]), ""
+    return None, words[0] if words else ""
 
 
 def _list(records: Sequence[SessionRecord], folder: RunFolder) -> None:

@@ -60,6 +60,12 @@ def train(
             fix="See `polar train --help` for examples.",
         )
     if resume is not None:
+        if run_dir is not None:
+            raise ConfigError(
+                "a resumed run is written where it is",
+                where="--run-dir",
+                fix="Leave --run-dir out, or copy the folder first.",
+            )
         if not (resume / "journal.sqlite").exists():
             raise ConfigError(
                 "there is no run to resume",

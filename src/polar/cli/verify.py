@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from polar.cli.console import console, errors
-from polar.cli.run_folder import RunFolder, newest_run
+from polar.cli.run_folder import RunFolder, chosen_run
 from polar.config import environment
 from polar.engines import read_tape
 from polar.errors import FidelityError
@@ -54,6 +54,7 @@ def verify(
     run: Annotated[
         Path | None, typer.Argument(help="Run folder; the newest in ./runs, else of `polar run`.")
     ] = None,
+    run_flag: Annotated[Path | None, typer.Option("--run", help="The same as RUN.")] = None,
 ) -> None:
     """Check every token of a run, from three records of it that were made apart.
 
@@ -68,7 +69,7 @@ def verify(
 
         polar verify runs/demo
     """
-    folder = RunFolder(run) if run is not None else newest_run(data=environment().data)
+    folder = chosen_run(run, run_flag, data=environment().data)
     found = verify_run(folder)
     _print(folder, found)
     if found.violations:

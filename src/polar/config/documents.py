@@ -13,9 +13,10 @@ import yaml
 
 from polar.errors import ConfigError
 
-__all__ = ["parse_value", "read_document"]
+__all__ = ["SUFFIXES", "parse_value", "read_document"]
 
-_SUFFIXES = (".yaml", ".yml", ".toml", ".json")
+SUFFIXES = (".yaml", ".yml", ".toml", ".json")
+"""How the names of config files end."""
 _MOST_VALUES = 100_000
 """A few lines of YAML can name each other to billions of values, which would fill the memory."""
 
@@ -55,9 +56,9 @@ def read_document(path: Path) -> dict[str, Any]:
     Raises:
         ConfigError: It cannot be read, is of an unknown kind, or is not an object.
     """
-    if path.suffix not in _SUFFIXES:
+    if path.suffix not in SUFFIXES:
         raise ConfigError(
-            f"a config file ends in {', '.join(_SUFFIXES)}, not in '{path.suffix}'",
+            f"a config file ends in {', '.join(SUFFIXES)}, not in '{path.suffix}'",
             where=str(path),
             fix="Rename it, or name another file.",
         )

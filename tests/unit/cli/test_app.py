@@ -1,5 +1,6 @@
 """The `polar` command: lazy, one clear error each, exit codes that scripts can use."""
 
+import errno
 import signal
 import subprocess
 import sys
@@ -8,7 +9,7 @@ import pytest
 
 from polar import __version__
 from polar.cli import app
-from polar.errors import ContextOverflow
+from polar.errors import ContextOverflow, SetupError
 
 
 def broken() -> None:
@@ -67,6 +68,54 @@ def polar(capsys, monkeypatch):
         return int(ended.value.code or 0), told.out, told.err
 
     return run
+
+
+def full() -> None:
+    """Meet a full disk where nobody expected it."""
+    raise OSError(errno.ENOSPC, "No space left on device", "/somewhere")
+
+
+def exhausted() -> None:
+    """Find no memory."""
+    raise MemoryError
+
+
+@pytest.mark.parametrize(
+    ("command", "told", "remedy"),
+    [
+        (full, "No space left on device (at /somewhere)", "Free some space"),
+        (exhausted, "no memory", "ulimit -v"),
+    ],
+)
+def test_what_the_machine_refuses_is_no_defect_of_polar(polar, command, told, remedy):
+    code, _, complained = polar(command=command)
+
+    assert code == SetupError.exit_code
+    assert told in complained
+    assert remedy in complained
+    assert "defect" not in complained
+
+
+def test_an_argument_that_is_no_text_is_refused_before_anything_is_written(polar):
+    code, _, complained = polar("show", "r\udcff")
+
+    assert code == 2
+    assert "not UTF-8" in complained
+
+
+def test_a_paragraph_of_the_help_flows_and_its_examples_stay_lines():
+    text = """Do it.
+
+    One line
+    and another.
+
+    Examples:
+        polar a
+
+        polar b
+    """
+    flowing = app.flowing(text).split("\n\n")
+    assert flowing == ["Do it.", "One line and another.", "Examples:\n    polar a", "    polar b"]
 
 
 def test_the_version_is_told(polar):

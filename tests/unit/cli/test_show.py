@@ -1,13 +1,15 @@
 """`polar show`: the conversation as it was sampled, in colours, with what became of it."""
 
 import re
+from pathlib import Path
 
 import pytest
 from run_folders import FIRST, SECOND, make_call, write_run
 
 from polar.cli import app, console
-from polar.cli.show import call_body, pieces
-from polar.errors import JournalError
+from polar.cli.run_folder import chosen_run
+from polar.cli.show import call_body, named_in, pieces
+from polar.errors import ConfigError, JournalError
 
 
 @pytest.fixture(scope="module")
@@ -139,3 +141,39 @@ def test_pieces_of_a_reply_cut_within_a_character_lose_no_token():
 
     assert sum(count for _, count in found) == 4
     assert re.fullmatch("a\N{REPLACEMENT CHARACTER}+", "".join(piece for piece, _ in found))
+
+
+@pytest.mark.parametrize(
+    ("named", "wanted"),
+    [
+        ((), (None, "")),
+        (("train",), (None, "train")),
+        (("RUN",), ("RUN", "")),
+        (("no/such",), ("no/such", "")),
+        (("RUN", "train"), ("RUN", "train")),
+    ],
+)
+def test_a_run_folder_and_a_session_are_told_apart(tmp_path, named, wanted):
+    words = [word.replace("RUN", str(tmp_path)) for word in named]
+    folder = wanted[0] and Path(wanted[0].replace("RUN", str(tmp_path)))
+    assert named_in(words) == (folder, wanted[1])
+
+
+def test_more_words_than_a_run_folder_and_a_session_are_refused():
+    with pytest.raises(ConfigError, match="3 arguments"):
+        named_in(["a", "b", "c"])
+
+
+def test_a_run_folder_is_named_once(tmp_path):
+    assert chosen_run(tmp_path, None, data=tmp_path).path == tmp_path
+    assert chosen_run(None, tmp_path, data=tmp_path).path == tmp_path
+    with pytest.raises(ConfigError, match="two run folders"):
+        chosen_run(tmp_path, tmp_path, data=tmp_path)
+    with pytest.raises(ConfigError, match="no such run folder"):
+        chosen_run(tmp_path / "missing", data=tmp_path)
+
+
+def test_an_attempt_that_there_never_was_is_refused(show):
+    code, _, complained = show(FIRST, "--attempt", "7")
+    assert code == 2
+    assert f"{FIRST} has no attempt 7" in complained
