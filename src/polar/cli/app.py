@@ -14,7 +14,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from polar import __version__
-from polar.cli.console import console, errors, print_error
+from polar.cli.console import console, errors, plain, print_error
 from polar.config.environment import environment
 from polar.errors import ConfigError, PolarError, SetupError
 
@@ -213,7 +213,6 @@ def _check_texts(arguments: Sequence[str]) -> None:
 
 
 def _print_unexpected(error: Exception) -> None:
-    errors.print(
-        f"[fail]error:[/fail] a defect in Polar: {type(error).__name__}: {error}", soft_wrap=True
-    )
+    what = plain(f"a defect in Polar: {type(error).__name__}: {error}")
+    errors.print(f"[fail]error:[/fail] {what}", soft_wrap=True)
     errors.print("  fix: Run again with --debug and report what it prints.", soft_wrap=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from polar import engines, harnesses, models, runtimes
+from polar.cli.console import plain
 from polar.cli.engine_log import engine_log
 from polar.cli.log_file import run_log
 from polar.cli.ranks import joined
@@ -160,7 +161,7 @@ async def compose(
             _engine_and_trainer, config, model_dir, training, ranks
         )
         if trainer is not None and trainer.notice is not None:
-            say(f"[yellow]note:[/yellow] {trainer.notice}")
+            say(f"[yellow]note:[/yellow] {plain(trainer.notice)}")
         folder = RunFolder(run_dir)
         await stack.enter_async_context(run_log(folder.log))
         await stack.enter_async_context(engine_log(folder.engine_log))
@@ -261,5 +262,5 @@ def _runtime(config: RunConfig, say: Callable[[str], None]) -> Runtime:
         return runtimes.load(config.runtime.name)(config.runtime.settings)
     choice = runtimes.default_runtime()
     if choice.warning is not None:
-        say(f"[yellow]warning:[/yellow] {choice.warning}")
+        say(f"[yellow]warning:[/yellow] {plain(choice.warning)}")
     return choice.runtime

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from polar import harnesses
-from polar.cli.console import console
+from polar.cli.console import console, plain
 from polar.cli.flags import EngineFlag, EngineUrlFlag, HarnessFlag, ModelFlag, overrides_of
 from polar.cli.install import install_harness
 from polar.cli.live import LiveView
@@ -63,7 +63,7 @@ def rollout(  # noqa: PLR0913, PLR0917 - one parameter a flag
         except KeyboardInterrupt:
             console.print(
                 "\n[warn]Interrupted.[/warn] Every finished session is kept. "
-                f"Go on with the same command and --run-dir {folder}",
+                f"Go on with the same command and --run-dir {plain(folder)}",
                 highlight=False,
                 soft_wrap=True,
             )
@@ -145,21 +145,22 @@ def _report(run_dir: Path, groups: tuple[Group, ...]) -> None:
     from polar.train.figures import figures_of, passed
 
     for what, number in causes_of(groups).items():
-        console.print(f"[warn]{number} x[/warn] {what}", highlight=False, soft_wrap=True)
+        console.print(f"[warn]{number} x[/warn] {plain(what)}", highlight=False, soft_wrap=True)
     table = Table("task", "sessions", "passed", "reward", "sampled tokens")
     for group in groups:
         figures = figures_of([group])
         wins = sum(passed(trajectory) for trajectory in group.trajectories)
         table.add_row(
-            group.task.id,
+            plain(group.task.id),
             str(figures.sessions),
             str(wins),
             f"{figures.reward_mean:.2f}",
             str(figures.sampled_tokens),
         )
     console.print(table)
-    console.print(f"Run folder: [heading]{run_dir}[/heading]", soft_wrap=True)
+    console.print(f"Run folder: [heading]{plain(run_dir)}[/heading]", soft_wrap=True)
     first = groups[0].trajectories[0].session_id
     console.print(
-        f"Look at a session: [heading]polar show {first} --run {run_dir}[/heading]", soft_wrap=True
+        f"Look at a session: [heading]polar show {first} --run {plain(run_dir)}[/heading]",
+        soft_wrap=True,
     )

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from polar import harnesses, models
-from polar.cli.console import errors, progress_line
+from polar.cli.console import errors, plain, progress_line
 from polar.cli.flags import EngineFlag, EngineUrlFlag, HarnessFlag, ModelFlag, overrides_of
 from polar.cli.here import Work, Worked, refused_for_length, work_here
 from polar.cli.loop import run_async
@@ -173,5 +173,7 @@ def _report(folder: Path, name: str, worked: Worked) -> None:
             f"window of {worked.max_context:,} tokens (the longest: {usage.longest_refused:,})",
             soft_wrap=True,
         )
-    errors.print(f"Look at it: polar show {worked.session_id} --run {folder}", soft_wrap=True)
+    errors.print(
+        f"Look at it: polar show {worked.session_id} --run {plain(folder)}", soft_wrap=True
+    )
     raise typer.Exit(worked.exit_code)

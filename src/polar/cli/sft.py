@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from polar import models
-from polar.cli.console import console, progress_line
+from polar.cli.console import console, plain, progress_line
 from polar.cli.live import LiveView
 from polar.cli.ranks import alone
 from polar.cli.recordings import of_files, of_run
@@ -179,4 +179,4 @@ def _report(out: Path, row: Mapping[str, Any]) -> None:
     for reason, count in row["left_out"].items():
         console.print(f"  left out: {count} {reason}", highlight=False)
     checkpoint = out / "checkpoints" / "final"
-    console.print(f"Checkpoint: [heading]{checkpoint}[/heading]", soft_wrap=True)
+    console.print(f"Checkpoint: [heading]{plain(checkpoint)}[/heading]", soft_wrap=True)

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from polar import models
-from polar.cli.console import console, progress_line
+from polar.cli.console import console, plain, progress_line, without_control
 from polar.cli.run_folder import RunFolder, chosen_run
 from polar.config import environment
 from polar.errors import ConfigError
@@ -33,9 +33,6 @@ Decode = Callable[[Sequence[int]], str]
 _LISTED = 40
 _HALF_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 _LONGEST_CHARACTER_TOKENS = 8
-_CONTROL = {code: chr(0x2400 + code) for code in range(32) if code not in (9, 10)}
-"""Control characters -> their pictures: what a model wrote must not steer the terminal."""
-
 _SHADES = ((0.9, "black on green"), (0.5, "black on yellow"), (0.1, "black on dark_orange"))
 _UNLIKELY = "white on red"
 
@@ -104,7 +101,7 @@ def named_in(words: Sequence[str]) -> tuple[Path | None, str]:
 
 
 def _list(records: Sequence[SessionRecord], folder: RunFolder) -> None:
-    table = Table(title=f"sessions of {folder.path}", title_justify="left", box=None)
+    table = Table(title=f"sessions of {plain(folder.path)}", title_justify="left", box=None)
     for column in ("session", "task", "state", "reward"):
         table.add_column(column)
     for record in records[:_LISTED]:
@@ -118,7 +115,7 @@ def _list(records: Sequence[SessionRecord], folder: RunFolder) -> None:
     console.print(table)
     if len(records) > _LISTED:
         console.print(f"and {len(records) - _LISTED} more; give the beginning of an id")
-    console.print(f"Look at one: polar show {records[0].session.id} --run {folder.path}")
+    console.print(f"Look at one: polar show {records[0].session.id} --run {plain(folder.path)}")
 
 
 def _print_session(
@@ -193,15 +190,15 @@ def call_body(call: Call, parent: Call | None, decode: Decode, *, logprobs: bool
         logprobs: Whether sampled tokens are shaded by their probability.
     """
     known = 0 if parent is None else len(parent.prompt_ids) + len(parent.sampled_ids)
-    body = Text().append(_plain(decode(call.prompt_ids[known:].tolist())), "context")
+    body = Text().append(without_control(decode(call.prompt_ids[known:].tolist())), "context")
     sampled = call.sampled_ids.tolist()
     style = "sampled" if drop_reason(call, BuildPolicy()) is None else "untrained"
     if not logprobs:
-        return body.append(_plain(decode(sampled)), style)
+        return body.append(without_control(decode(sampled)), style)
     start = 0
     for text, count in pieces(sampled, decode):
         least = float(call.logprobs[start : start + count].min())
-        body.append(_plain(text), _shade(least))
+        body.append(without_control(text), _shade(least))
         start += count
     return body
 
@@ -230,10 +227,6 @@ def _shade(logprob: float) -> str:
     return next((style for least, style in _SHADES if math.exp(logprob) > least), _UNLIKELY)
 
 
-def _plain(text: str) -> str:
-    return text.translate(_CONTROL)
-
-
 def _grade(outcome: Outcome | None) -> Grade | None:
     match outcome:
         case Completed(grade=grade) | TimedOut(grade=grade):
@@ -257,7 +250,7 @@ def _outcome(outcome: Outcome | None) -> Text:  # noqa: PLR0911 - one line an ou
         case Ended(exit_code=exit_code):
             return Text(f"ended and not graded  (the harness exited with {exit_code})")
         case Failed(stage=stage, error=error):
-            return Text(f"failed while {stage}: {_plain(error)}", "fail")
+            return Text(f"failed while {stage}: {without_control(error)}", "fail")
         case Cancelled(reason=reason):
             return Text(f"cancelled: {reason}", "warn")
         case _:
@@ -268,5 +261,5 @@ def _graded(grade: Grade) -> Text:
     verdict = ("passed", "ok") if grade.passed else ("not passed", "fail")
     text = Text.assemble(f"reward {grade.reward:g}  ", verdict)
     for name, value in grade.details.items():
-        text.append(f"\n  {name}: {_plain(str(value))}")
+        text.append(f"\n  {name}: {without_control(str(value))}")
     return text

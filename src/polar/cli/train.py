@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from polar.cli.console import console
+from polar.cli.console import console, plain
 from polar.cli.live import LiveView
 from polar.cli.loop import run_async
 from polar.cli.ranks import work_for_rank_0
@@ -111,7 +111,7 @@ def run_training(config: RunConfig, run_dir: Path, *, resume: bool) -> Mapping[s
         except KeyboardInterrupt:
             console.print(
                 f"\n[yellow]Interrupted.[/yellow] Every finished session is kept. "
-                f"Go on with: [bold]polar train --resume {run_dir}[/bold]",
+                f"Go on with: [bold]polar train --resume {plain(run_dir)}[/bold]",
                 highlight=False,
                 soft_wrap=True,
             )
@@ -281,16 +281,18 @@ def report(run_dir: Path, summary: Mapping[str, object]) -> None:
     if isinstance(gain := summary["gain_points"], float):
         console.print(f"Gain through reinforcement learning alone: [bold]{gain:+.1f} points[/bold]")
     console.print(
-        f"Run folder: [bold]{run_dir}[/bold]  (wall {summary['wall_s']:.0f} s)", soft_wrap=True
+        f"Run folder: [bold]{plain(run_dir)}[/bold]  (wall {summary['wall_s']:.0f} s)",
+        soft_wrap=True,
     )
     console.print(
-        f"Curve: {run_dir / 'curve.png'}   Checkpoint: {run_dir / 'checkpoints/final'}",
+        f"Curve: {plain(run_dir / 'curve.png')}   "
+        f"Checkpoint: {plain(run_dir / 'checkpoints/final')}",
         soft_wrap=True,
     )
     phase = "heldout_after" if summary["heldout_sessions"] else "train"
     session = f"{phase}-{summary['steps']:04d}-000-00"
     console.print(
-        f"Look at a session: [bold]polar show {session} --run {run_dir}[/bold]"
-        f"   Check every token: [bold]polar verify {run_dir}[/bold]",
+        f"Look at a session: [bold]polar show {session} --run {plain(run_dir)}[/bold]"
+        f"   Check every token: [bold]polar verify {plain(run_dir)}[/bold]",
         soft_wrap=True,
     )

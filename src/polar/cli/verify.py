@@ -13,7 +13,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from polar.cli.console import console, errors
+from polar.cli.console import console, errors, plain
 from polar.cli.run_folder import RunFolder, chosen_run
 from polar.config import environment
 from polar.engines import read_tape
@@ -203,7 +203,7 @@ def _compare_tape(tape: Path, calls: Sequence[Call], found: Verification) -> Non
 
 
 def _print(folder: RunFolder, found: Verification) -> None:
-    table = Table(title=f"{folder.path}: checked and equal", title_justify="left", box=None)
+    table = Table(title=f"{plain(folder.path)}: checked and equal", title_justify="left", box=None)
     table.add_column("what")
     table.add_column("number", justify="right")
     for what, number in found.counts.items():

@@ -9,7 +9,7 @@ import pytest
 
 from polar import __version__
 from polar.cli import app
-from polar.errors import ContextOverflow, SetupError
+from polar.errors import ContextOverflow, PolarError, SetupError
 
 
 def broken() -> None:
@@ -68,6 +68,25 @@ def polar(capsys, monkeypatch):
         return int(ended.value.code or 0), told.out, told.err
 
     return run
+
+
+def odd() -> None:
+    """Fail with what looks like markup and would steer a terminal."""
+    raise ValueError("[/red] [bold \033]0;evil\007")
+
+
+def odd_error() -> None:
+    """Fail with the same, on purpose."""
+    raise PolarError("[/red] [bold \033]0;evil\007", where="a[/b]", fix="[/c]")
+
+
+@pytest.mark.parametrize("command", [odd, odd_error])
+def test_what_others_wrote_is_neither_markup_nor_does_it_steer_the_terminal(polar, command):
+    _, _, complained = polar(command=command)
+
+    assert "[/red] [bold" in complained
+    assert "\033]" not in complained
+    assert "Traceback" not in complained
 
 
 def full() -> None:
