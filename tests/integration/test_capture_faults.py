@@ -106,6 +106,34 @@ class _Losing(ByteEngine):
         yield Chunk((END,), (-1.0,), 7, "stop")
 
 
+class _Inventing(ByteEngine):
+    """Tells an id that no tokenizer has."""
+
+    def __init__(self, token: int) -> None:
+        super().__init__()
+        self.token = token
+
+    async def sample(self, request):
+        yield Chunk((65,), (-1.0,), 7)
+        yield Chunk((self.token,), (-1.0,), 7)
+        yield Chunk((END,), (-1.0,), 7, "stop")
+
+
+@pytest.mark.parametrize("token", [-1, 2**31, 2**64])
+async def test_what_is_no_id_of_a_token_fails_its_call_and_not_the_run(tmp_path, form, token):
+    async with serving(tmp_path) as setup, setup.http() as http:
+        session = await setup.open()
+        gateway = Gateway(_Inventing(token), ByteRenderer(), setup.journal)
+        async with gateway.serve() as address:
+            gateway.open(session, SessionPolicy())
+            url = f"{address.url}/s/{session.key}{form.path(False)}"
+            answer = await http.post(url, json=form.body("hi", False))
+        (call,) = await setup.journal.calls(session.id)
+    assert answer.status_code == 503
+    assert gateway.failure is None
+    assert (call.finish_reason, call.sampled_ids.tolist()) == ("error", [65])
+
+
 @pytest.mark.parametrize("lost", ["logprob", "id", "number"])
 async def test_a_token_without_its_logprob_fails_its_call_at_once(tmp_path, form, lost):
     async with serving(tmp_path) as setup, setup.http() as http:

@@ -45,6 +45,9 @@ __all__ = ["CallEnvironment", "CallRequest", "RunningCall"]
 
 _log = logging.getLogger("polar.gateway")
 
+_LARGEST_ID = 2**31 - 1
+"""Ids are stored in 32 bits."""
+
 
 @dataclass(frozen=True, slots=True)
 class CallEnvironment:
@@ -320,6 +323,8 @@ def _check(chunk: Chunk) -> None:
         )
     if not all(map(math.isfinite, chunk.logprobs)):
         raise EngineError("the engine told a logprob that is no finite number")
+    if wrong := [token for token in chunk.token_ids if not 0 <= token <= _LARGEST_ID]:
+        raise EngineError(f"the engine told {wrong[0]}, which is no id of a token")
 
 
 def _size_bytes(delta: Delta) -> int:

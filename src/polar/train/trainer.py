@@ -99,12 +99,13 @@ class Trainer:
                 the step has returned.
 
         Raises:
-            TrainingError: The groups hold no trained token, or a loss or gradient is not finite;
-                the weights are then as they were.
+            TrainingError: The groups hold no trained token, or one that the model does not know, or
+                a loss or gradient is not finite; the weights are then as they were.
         """
         started = self._clock()
         _validate(groups)
         sessions = [t for group in groups for t in group.trajectories]
+        self._check_vocabulary(sessions)
         tally = Tally(version=self.weight_version, lr=self._learner.optimizer.lr)
         if self.settings.credit == "steps":
             tally.unscored_calls = unscored_calls(sessions)

@@ -149,6 +149,13 @@ def test_sessions_of_another_tokenizer_are_refused():
         )
 
 
+def test_a_token_that_an_engine_made_up_is_refused_before_it_is_trained_on():
+    traces = [make_trace([1, 97], [1]), make_trace([1, 2], [1])]
+    group = make_group(*(make_trajectory(trace, reward=float(n)) for n, trace in enumerate(traces)))
+    with pytest.raises(TrainingError, match="the token 97, and the model knows 97"):
+        make_trainer().step([group])
+
+
 def test_a_nucleus_is_refused():
     with pytest.raises(TrainingError, match="top_p"):
         make_trainer(top_p=0.9)
