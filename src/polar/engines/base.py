@@ -7,9 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
+from polar.errors import EngineError
 from polar.types import Sampling, TokenIds
 
-__all__ = ["Capabilities", "Chunk", "Engine", "SampleRequest"]
+__all__ = ["Capabilities", "Chunk", "Engine", "SampleRequest", "check_ids"]
+
+_LARGEST_ID = 2**31 - 1
+"""Ids are stored in 32 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,3 +101,14 @@ class Engine(Protocol):
     async def aclose(self) -> None:
         """Stop and free everything; open streams end with `EngineError`."""
         ...
+
+
+def check_ids(chunk: Chunk) -> None:
+    """Refuse what is no id of any tokenizer, and could not be put on record.
+
+    Raises:
+        EngineError: There is such a number among the ids.
+    """
+    wrong = [token for token in chunk.token_ids if not 0 <= token <= _LARGEST_ID]
+    if wrong:
+        raise EngineError(f"the engine told {wrong[0]}, which is no id of a token")

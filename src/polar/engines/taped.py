@@ -22,7 +22,7 @@ from typing import BinaryIO, cast
 
 import numpy as np
 
-from polar.engines.base import Capabilities, Chunk, Engine, SampleRequest
+from polar.engines.base import Capabilities, Chunk, Engine, SampleRequest, check_ids
 from polar.errors import JournalError
 from polar.types import FloatArray, IntArray, TokenIds
 
@@ -95,6 +95,7 @@ class TapedEngine:
         try:
             async with aclosing(stream):
                 async for chunk in stream:
+                    check_ids(chunk)
                     taken.add(chunk)
                     yield chunk
         finally:

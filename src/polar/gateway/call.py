@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from polar.engines.base import Chunk, Engine, SampleRequest
+from polar.engines.base import Chunk, Engine, SampleRequest, check_ids
 from polar.errors import (
     EngineError,
     JournalError,
@@ -44,9 +44,6 @@ from polar.types import (
 __all__ = ["CallEnvironment", "CallRequest", "RunningCall"]
 
 _log = logging.getLogger("polar.gateway")
-
-_LARGEST_ID = 2**31 - 1
-"""Ids are stored in 32 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,8 +320,7 @@ def _check(chunk: Chunk) -> None:
         )
     if not all(map(math.isfinite, chunk.logprobs)):
         raise EngineError("the engine told a logprob that is no finite number")
-    if wrong := [token for token in chunk.token_ids if not 0 <= token <= _LARGEST_ID]:
-        raise EngineError(f"the engine told {wrong[0]}, which is no id of a token")
+    check_ids(chunk)
 
 
 def _size_bytes(delta: Delta) -> int:

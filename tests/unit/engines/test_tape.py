@@ -8,7 +8,7 @@ import pytest
 
 from polar.engines import SampleRequest, TapedEngine, read_tape
 from polar.engines.scripted import ScriptedEngine
-from polar.errors import JournalError
+from polar.errors import EngineError, JournalError
 from polar.types import Sampling
 
 
@@ -73,3 +73,13 @@ async def test_half_a_record_on_a_full_disk_does_not_stand_before_the_next_one(t
         pass
     await engine.aclose()
     assert await records(path) == 2
+
+
+async def test_what_is_no_id_of_a_token_is_refused_and_what_came_before_it_is_on_the_tape(tmp_path):
+    path = tmp_path / "engine.tape"
+    engine = TapedEngine(ScriptedEngine(lambda prompt_ids: [1, 2**31]), path)
+    with pytest.raises(EngineError, match="no id of a token"):
+        async for _ in engine.sample(SampleRequest(prompt_ids=[1], sampling=Sampling())):
+            pass
+    await engine.aclose()
+    assert await records(path) == 1
