@@ -278,3 +278,24 @@ async def consume(client, stream):
     async for chunk in await client.chat.completions.create(**ask("hi"), stream=True):
         text += chunk.choices[0].delta.content or ""
     return text
+
+
+def declaring(levels: int) -> bytes:
+    """A request with a tool whose parameters are nested that deeply."""
+    parameters = '{"a":' * levels + "1" + "}" * levels
+    tool = f'{{"type":"function","function":{{"name":"f","parameters":{parameters}}}}}'
+    messages = '[{"role":"user","content":"hi"}]'
+    return f'{{"model":"m","messages":{messages},"tools":[{tool}]}}'.encode()
+
+
+async def test_a_request_too_deep_to_be_recorded_is_refused_and_does_not_end_the_run(tmp_path):
+    async with serving(tmp_path, "yes") as setup, setup.http() as http:
+        session = await setup.open()
+        url = f"{setup.url}/s/{session.key}/v1/chat/completions"
+        refused = await http.post(url, content=declaring(400))
+        answered = await http.post(url, content=declaring(185))
+        assert (refused.status_code, answered.status_code) == (400, 200)
+        assert "nested too deeply" in refused.text
+        assert setup.gateway.failure is None
+        (call,) = await setup.journal.calls(session.id)
+        assert call.reply.content == "yes"

@@ -12,6 +12,8 @@ from polar.errors import BadRequest
 
 __all__ = ["Fields", "parse_object", "refuse"]
 
+_MARGIN = 60
+"""Levels, of the 254 that orjson writes."""
 _NOTHING: Mapping[str, tuple[Any, ...]] = MappingProxyType({})
 
 
@@ -30,7 +32,21 @@ def parse_object(body: bytes) -> Fields:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise refuse(f"the body is not valid JSON: {error}") from error
+    _check_depth(value)
     return Fields.of(value, "")
+
+
+def _check_depth(value: Any) -> None:
+    """Refuse what could be read but not written again: the call could not be put on record.
+
+    Where a part of a request is kept, it stands within other things; so does the probe.
+    """
+    for _ in range(_MARGIN):
+        value = [value]
+    try:
+        orjson.dumps(value)
+    except orjson.JSONEncodeError as error:
+        raise refuse("the body is nested too deeply", fix="Nest less than 190 levels.") from error
 
 
 class Fields:
