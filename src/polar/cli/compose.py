@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from polar import engines, harnesses, models, runtimes
 from polar.cli.engine_log import engine_log
 from polar.cli.log_file import run_log
+from polar.cli.loop import keep_loaded
 from polar.cli.ranks import joined
 from polar.cli.run_folder import RunFolder
 from polar.config import RunConfig, environment
@@ -175,6 +176,7 @@ async def compose(
         async def serve(source: Engine) -> tuple[Gateway, Rollout, str]:
             gateway = Gateway(source, renderer, journal, config.gateway)
             address = await stack.enter_async_context(gateway.serve())
+            keep_loaded()
             rollout = Rollout(
                 gateway=gateway,
                 gateway_url=address.url,
