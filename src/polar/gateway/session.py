@@ -226,7 +226,8 @@ class OpenSession:
     def _recorded(self, chat: Chat, call: Call, assembled: Assembled) -> None:
         """Let later calls extend this one; a copy that was cut is not what was sampled."""
         self._counter.add_call(call)
-        self._splicer.record(replace(call, reply=assembled.sampled))
+        whole = assembled.sampled is call.reply
+        self._splicer.record(call if whole else replace(call, reply=assembled.sampled))
         self._fork_reasons.add(call)
         finished = call.finish_reason not in ("abandoned", "error")
         if finished and chat.stored:
@@ -279,5 +280,6 @@ class _Asked:
         return cls(replace(chat, stream=False, include_usage=False), agent)
 
     def __hash__(self) -> int:
-        """Hash what nearly always tells requests apart; tools cannot be hashed."""
-        return hash((self.chat.messages, self.chat.sampling, self.agent))
+        """Hash what nearly always tells requests apart, however long the conversation is."""
+        messages = self.chat.messages
+        return hash((len(messages), messages[-1:], self.chat.sampling, self.agent))
