@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from polar.dialects import Earlier
 from polar.errors import (
@@ -63,9 +64,9 @@ class OpenSession:
         self._running: set[RunningCall] = set()
         self._scoring: set[asyncio.Task[None]] = set()
         self._counter = UsageCounter()
-        self._earlier: dict[str, Earlier] = {}
+        self._earlier: dict[str, Earlier[Any]] = {}
 
-    def earlier(self, dialect: str) -> Earlier:
+    def earlier(self, dialect: str) -> Earlier[Any]:
         """Find what was read of the requests in a dialect."""
         return self._earlier.setdefault(dialect, Earlier())
 
