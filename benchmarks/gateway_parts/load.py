@@ -18,7 +18,7 @@ _CONTENT = re.compile(rb'"content": ?"[^"]')
 
 
 SALT = "{salt}"
-"""Stands in a text where each conversation has something of its own."""
+"""Stands in a text where each conversation, and each place of it, has something of its own."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class Turns:
         """Begin a conversation: no two begin alike, so none serves another."""
         salt = uuid.uuid4().hex[:8]
         messages = [
-            {"role": "system", "content": self.system.replace(SALT, salt)},
-            {"role": "user", "content": self.opening.replace(SALT, salt)},
+            {"role": "system", "content": _salted(self.system, salt)},
+            {"role": "user", "content": _salted(self.opening, salt)},
         ]
         return messages + self.history * self.appended()
 
@@ -113,6 +113,12 @@ class _Answer:
 
     def on_message_complete(self) -> None:
         self.complete = True
+
+
+def _salted(text: str, salt: str) -> str:
+    """Write the salt with a number, so that no stretch of a text repeats another of it either."""
+    first, *rest = text.split(SALT)
+    return first + "".join(f"{salt}{number:04x}{part}" for number, part in enumerate(rest))
 
 
 async def converse(

@@ -59,7 +59,7 @@ class Material:
 
     def _long(self, block: str, tokens: int) -> str:
         """Repeat a block to about so many tokens; the salt counts as what it is replaced by."""
-        sample = block.replace(SALT, "0f1e2d3c")
+        sample = block.replace(SALT, "0f1e2d3c00a1")
         return block * max(1, round(tokens / len(self._ids(sample))))
 
     def _result(self) -> str:
