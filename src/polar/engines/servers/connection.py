@@ -168,12 +168,17 @@ class Connection:
 
     async def _droppable(self, path: str, body: Mapping[str, object]) -> aiohttp.ClientResponse:
         """Send, with an end to the wait for the head of the answer that `drop_streams` can set."""
-        async with asyncio.timeout(None) as opening:
-            self._opening.add(opening)
-            try:
+        opening = asyncio.timeout(None)
+        try:
+            async with opening:
+                self._opening.add(opening)
                 response = await self._send("POST", path, body)
-            finally:
-                self._opening.discard(opening)
+        except TimeoutError as error:
+            if opening.expired():
+                raise aiohttp.ClientConnectionError("the request was given up") from error
+            raise
+        finally:
+            self._opening.discard(opening)
         if opening.when() is not None:  # the end was set, and the head came at the same moment
             response.close()
             raise aiohttp.ClientConnectionError("the request was given up")
