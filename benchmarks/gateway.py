@@ -4,10 +4,11 @@ Engine, gateways and clients are processes of their own. The engine replies at o
 in vLLM's wire form (`gateway_parts/engine.py`); what takes time is who stands before it. Clients
 hold conversations of ten turns, as an agent does: each request brings the whole history, whose
 length is `--prompt-tokens` in the mean. The first turn of a conversation is reported apart.
-Everything is captured wherever the server can capture; LiteLLM only relays.
+Conversations have their system prompt in common, as the sessions of a harness do, or nothing
+(`--openings`). Everything is captured wherever the server can capture; LiteLLM only relays.
 
     python benchmarks/gateway.py --install            # each peer into an environment of its own
-    python benchmarks/gateway.py --model MODEL        # all parts, about 15 minutes
+    python benchmarks/gateway.py --model MODEL        # all parts, about 30 minutes
     python benchmarks/gateway.py --parts latency --servers direct polar --clients 1
 
 Lines of JSON go to standard error (and to `--output`), tables to standard output.
@@ -18,6 +19,7 @@ import asyncio
 import sys
 import tempfile
 from contextlib import ExitStack
+from itertools import product, starmap
 from pathlib import Path
 
 import uvloop
@@ -25,7 +27,7 @@ import uvloop
 sys.path.insert(0, str(Path(__file__).parent))
 from gateway_parts import parts, peers
 from gateway_parts.material import Material
-from gateway_parts.report import Record, latency_table, plain_table
+from gateway_parts.report import Cell, Record, latency_table, plain_table
 from gateway_parts.servers import Engine, Polar, Server, start_peers
 
 from polar.config import environment
@@ -33,6 +35,7 @@ from polar.models import resolve
 from polar.rendering import load_renderer
 
 PARTS = ("latency", "stream", "session", "memory", "storage")
+OPENINGS = ("shared", "distinct")
 
 
 def read_arguments() -> argparse.Namespace:
@@ -42,6 +45,7 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--model", default="smollm2-135m", help="whose tokenizer renders")
     parser.add_argument("--servers", nargs="+", default=["direct", "polar", *peers.PEERS])
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--openings", nargs="+", choices=OPENINGS, default=OPENINGS)
     parser.add_argument("--prompt-tokens", type=int, nargs="+", default=[8000, 32000])
     parser.add_argument("--sampled-tokens", type=int, default=200)
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 16, 64])
@@ -85,7 +89,8 @@ async def run(
     names = [server.name for server in servers]
     gateways = [server for server in servers if server is not engine]
     if "latency" in arguments.parts:
-        cells = [(n, clients) for n in arguments.prompt_tokens for clients in arguments.clients]
+        kinds = (arguments.openings, arguments.prompt_tokens, arguments.clients)
+        cells = list(starmap(Cell, product(*kinds)))
         for number in range(arguments.rounds):
             await parts.measure_latency(
                 record,

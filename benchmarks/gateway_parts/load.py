@@ -17,10 +17,16 @@ from gateway_parts.servers import Entrance, Server
 _CONTENT = re.compile(rb'"content": ?"[^"]')
 
 
+SALT = "{salt}"
+"""Stands in a text where each conversation, and each place of it, has something of its own."""
+
+
 @dataclass(frozen=True)
 class Turns:
     """A conversation to hold."""
 
+    system: str
+    """May have salt in it, as the opening has: see `SALT`."""
     opening: str
     reply: str
     """What the model says in each turn."""
@@ -31,6 +37,22 @@ class Turns:
     stream: bool = False
     history: int = 0
     """Turns that are part of the first request already."""
+
+    def first_messages(self) -> list[dict]:
+        """Begin a conversation: no two begin alike, so none serves another."""
+        salt = uuid.uuid4().hex[:8]
+        messages = [
+            {"role": "system", "content": _salted(self.system, salt)},
+            {"role": "user", "content": _salted(self.opening, salt)},
+        ]
+        return messages + self.history * self.appended()
+
+    def appended(self) -> list[dict]:
+        """Go on: what the model said, and what the harness appends to it."""
+        return [
+            {"role": "assistant", "content": self.reply},
+            {"role": "user", "content": self.result},
+        ]
 
 
 @dataclass(frozen=True)
@@ -93,14 +115,17 @@ class _Answer:
         self.complete = True
 
 
+def _salted(text: str, salt: str) -> str:
+    """Write the salt with a number, so that no stretch of a text repeats another of it either."""
+    first, *rest = text.split(SALT)
+    return first + "".join(f"{salt}{number:04x}{part}" for number, part in enumerate(rest))
+
+
 async def converse(
     url: str, entrance: Entrance, turns: Turns, *, until: float = float("inf")
 ) -> list[Answer]:
     """Hold one conversation over one connection, at most until a time."""
-    opening = f"{turns.opening} {uuid.uuid4()}"  # no two begin alike, so none serves another
-    messages = [{"role": "user", "content": opening}]
-    for _ in range(turns.history):
-        messages += _appended(turns)
+    messages = turns.first_messages()
     request = {"model": MODEL, "max_tokens": turns.max_tokens, "messages": messages}
     if turns.stream:
         request["stream"] = True
@@ -111,17 +136,10 @@ async def converse(
             answers.append(await connection.post(entrance, orjson.dumps(request)))
             if not turns.stream:
                 _check(answers[-1], turns)
-            messages += _appended(turns)
+            messages += turns.appended()
     finally:
         connection.close()
     return answers
-
-
-def _appended(turns: Turns) -> list[dict]:
-    return [
-        {"role": "assistant", "content": turns.reply},
-        {"role": "user", "content": turns.result},
-    ]
 
 
 def _check(answer: Answer, turns: Turns) -> None:
@@ -139,27 +157,40 @@ class Measured:
     """The first turn of each conversation."""
     later_s: np.ndarray
     requests_s: float
+    cpu_s: float
+    """Of the server's process, a call: what it takes whoever else uses the cores."""
 
 
 async def measure(server: Server, turns: Turns, *, clients: int, seconds: float) -> Measured:
     """Hold conversations, one after the other in each client, until the time is up."""
     await _rounds(server, turns, clients=min(clients, 2), seconds=None)  # connections, caches
-    held = await _rounds(server, turns, clients=clients, seconds=seconds)
+    before_s = server.process.cpu_s()
+    held, calls = await _rounds(server, turns, clients=clients, seconds=seconds)
+    cpu_s = (server.process.cpu_s() - before_s) / calls
     first = np.array([answers[0].taken_s for answers in held])
     later = np.array([answer.taken_s for answers in held for answer in answers[1:]])
-    return Measured(first, later, sum(map(len, held)) / seconds)
+    return Measured(first, later, sum(map(len, held)) / seconds, cpu_s)
 
 
-async def _rounds(server: Server, turns: Turns, *, clients: int, seconds: float | None):
-    """One conversation a client, or as many as fit; calls that end too late are not counted."""
+async def _rounds(
+    server: Server, turns: Turns, *, clients: int, seconds: float | None
+) -> tuple[list[list[Answer]], int]:
+    """One conversation a client, or as many as fit; calls that end too late are left out.
+
+    Returns:
+        The conversations, and how many calls there were with those that ended too late.
+    """
     until = float("inf") if seconds is None else time.perf_counter() + seconds
     held: list[list[Answer]] = []
+    calls = 0
 
     async def client() -> None:
+        nonlocal calls
         while not held or seconds is not None:
             entrances = await asyncio.to_thread(server.enter, 1)
             answers = await converse(server.url, entrances[0], turns, until=until)
             await asyncio.to_thread(server.leave, entrances)
+            calls += len(answers)
             held.append([answer for answer in answers if answer.ended_at <= until])
             if time.perf_counter() >= until:
                 return
@@ -167,4 +198,4 @@ async def _rounds(server: Server, turns: Turns, *, clients: int, seconds: float 
     async with asyncio.TaskGroup() as group:
         for _ in range(clients):
             group.create_task(client())
-    return [answers for answers in held if answers]
+    return [answers for answers in held if answers], calls

@@ -2,13 +2,13 @@
 
 import asyncio
 import statistics
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 
 from gateway_parts.load import Answer, Turns, converse, measure
 from gateway_parts.material import Material, streamed
-from gateway_parts.report import Record
+from gateway_parts.report import Cell, Record
 from gateway_parts.servers import Engine, Server
 
 _EDGE_TURNS = 50
@@ -18,27 +18,27 @@ async def measure_latency(
     record: Record,
     servers: list[Server],
     material: Material,
-    cells: list[tuple[int, int]],
+    cells: list[Cell],
     *,
     seconds: float,
     turns: int,
 ) -> None:
     """Take every server's turn in every cell, one after the other, so that noise meets all."""
-    for prompt_tokens, clients in cells:
-        held = material.turns(prompt_tokens, count=turns)
+    for cell in cells:
+        held = material.turns(cell.prompt_tokens, count=turns, openings=cell.openings)
         for server in servers:
-            found = await measure(server, held, clients=clients, seconds=seconds)
+            found = await measure(server, held, clients=cell.clients, seconds=seconds)
             p50, p99 = np.percentile(found.later_s, [50, 99]) * 1e3
             record.add(
                 "latency",
                 target=server.name,
                 captures=server.captures,
-                prompt_tokens=prompt_tokens,
-                clients=clients,
+                **asdict(cell),
                 p50_ms=p50,
                 p99_ms=p99,
                 first_ms=float(np.median(found.first_s)) * 1e3,
                 requests_s=found.requests_s,
+                cpu_ms=found.cpu_s * 1e3,
                 calls=len(found.later_s) + len(found.first_s),
             )
 

@@ -11,7 +11,7 @@ import json
 import sys
 from pathlib import Path
 
-from polar.cli.loop import run_async
+from polar.cli.loop import keep_loaded, run_async
 from polar.engines.settings import VllmSettings
 from polar.engines.vllm import VllmEngine
 from polar.gateway import Gateway, SessionPolicy
@@ -47,6 +47,7 @@ async def main(model: str, engine_url: str, folder: Path) -> None:
     async with SqliteJournal.open(folder / "journal.db") as journal:
         gateway = Gateway(engine, renderer, journal)
         async with gateway.serve() as address:
+            keep_loaded()
             say({"url": address.url})
             async for line in read_lines():
                 count = line.get("open", 0)

@@ -3,11 +3,20 @@
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What a load is."""
+
+    openings: str
+    prompt_tokens: int
+    clients: int
 
 
 @dataclass
@@ -36,16 +45,15 @@ class Record:
         return float(np.median(found)) if found else None
 
 
-def latency_table(record: Record, names: Sequence[str], cells: Sequence[tuple[int, int]]) -> str:
+def latency_table(record: Record, names: Sequence[str], cells: Sequence[Cell]) -> str:
     lines = [
-        "| prompt tokens | clients | server | p50 ms | p99 ms | added p50 ms | to Polar's "
-        "| first turn ms | requests/s | Polar's to it |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| openings | prompt tokens | clients | server | p50 ms | p99 ms | added p50 ms "
+        "| to Polar's | first turn ms | CPU ms a call | requests/s | Polar's to it |",
+        "|---" * 12 + "|",
     ]
-    for prompt_tokens, clients in cells:
-        cell = {"what": "latency", "prompt_tokens": prompt_tokens, "clients": clients}
+    for cell in cells:
         for name in names:
-            lines.append(_latency_line(record, cell, name))
+            lines.append(_latency_line(record, {"what": "latency", **asdict(cell)}, name))
     return "\n".join(lines)
 
 
@@ -60,12 +68,12 @@ def _latency_line(record: Record, cell: dict[str, Any], name: str) -> str:
     def of(key: str, target: str = name) -> float | None:
         return record.median(key, target=target, **cell)
 
-    added, ours = _added(of("p50_ms"), of("p50_ms", "direct")), None
+    added = _added(of("p50_ms"), of("p50_ms", "direct"))
     ours = _added(of("p50_ms", "polar"), of("p50_ms", "direct"))
     rate = _ratio(of("requests_s", "polar"), of("requests_s"))
     values = [of("p50_ms"), of("p99_ms"), added, _ratio(added, ours), of("first_ms")]
-    values += [of("requests_s"), rate]
-    shown = [cell["prompt_tokens"], cell["clients"], name, *values]
+    values += [of("cpu_ms"), of("requests_s"), rate]
+    shown = [cell["openings"], cell["prompt_tokens"], cell["clients"], name, *values]
     return "| " + " | ".join(_text(value) for value in shown) + " |"
 
 

@@ -66,6 +66,10 @@ class Process:
         status = Path(f"/proc/{self.child.pid}/status").read_text()
         return int(status.partition("VmRSS:")[2].split()[0]) / 1024
 
+    def cpu_s(self) -> float:
+        """Seconds of CPU that it and what it started have used."""
+        return sum(map(_cpu_s, _family(self.child.pid)))
+
     def stop(self) -> None:
         if self.child.stdin:
             self.child.stdin.close()
@@ -245,6 +249,16 @@ def start_peers(
         if reason is not None:
             absent[name] = reason
     return started, absent
+
+
+def _family(pid: int) -> list[int]:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [pid, *(each for child in children for each in _family(int(child)))]
+
+
+def _cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _post(url: str, body: dict | None = None, method: str = "POST") -> dict:

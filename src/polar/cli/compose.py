@@ -13,6 +13,7 @@ from polar import engines, harnesses, models, runtimes
 from polar.cli.console import plain
 from polar.cli.engine_log import engine_log
 from polar.cli.log_file import run_log
+from polar.cli.loop import keep_loaded
 from polar.cli.ranks import joined
 from polar.cli.run_folder import RunFolder
 from polar.config import RunConfig, environment
@@ -178,6 +179,7 @@ async def compose(
         async def serve(source: Engine) -> tuple[Gateway, Rollout, str]:
             gateway = Gateway(source, renderer, journal, config.gateway)
             address = await stack.enter_async_context(gateway.serve())
+            keep_loaded()
             rollout = Rollout(
                 gateway=gateway,
                 gateway_url=address.url,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from polar import harnesses, trajectory
 from polar.cli.log_file import run_log
-from polar.cli.loop import to_its_end
+from polar.cli.loop import keep_loaded, to_its_end
 from polar.cli.run_folder import RunFolder
 from polar.cli.work import write_trajectories
 from polar.config import RunConfig
@@ -99,6 +99,7 @@ async def work_here(
         ):
             gateway = Gateway(engine, renderer, journal, config.gateway)
             async with gateway.serve() as address:
+                keep_loaded()
                 return await _session(config, (gateway, address.url), journal, folder, work)
     finally:
         await engine.aclose()

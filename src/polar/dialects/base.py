@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from polar.dialects.earlier import Earlier
 from polar.errors import PolarError
@@ -98,7 +98,7 @@ class CountsTokens(Protocol):
 class ReadsOn(Protocol):
     """A dialect that need not read again what an earlier request of the session had."""
 
-    def parse_on(self, body: bytes, params: Mapping[str, str], earlier: Earlier) -> Chat:
+    def parse_on(self, body: bytes, params: Mapping[str, str], earlier: Earlier[Any]) -> Chat:
         """Read a request to what `parse` reads it to.
 
         Args:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from polar.types import Message
+from typing import Any, Generic, TypeVar
 
 __all__ = ["Earlier"]
+
+T = TypeVar("T")
 
 _KEPT = 4
 
 
-class Earlier:
+class Earlier(Generic[T]):
     """The messages of a few late requests, as JSON and as read.
 
     Equal JSON is read to equal messages, so that only what a request appends has to be read. The
@@ -20,19 +20,23 @@ class Earlier:
     """
 
     def __init__(self) -> None:
-        self._requests: list[tuple[list[Any], tuple[Message, ...]]] = []
+        self._requests: list[tuple[list[Any], tuple[T, ...]]] = []
 
-    def common(self, raw: list[Any]) -> tuple[Message, ...]:
-        """Take the messages with which a request begins, as far as an earlier one had them."""
-        for before, messages in self._requests:
+    def common(self, raw: list[Any]) -> tuple[int, tuple[T, ...]]:
+        """Find an earlier request that began alike.
+
+        Returns:
+            How many items of JSON the two have in common, and all that was read of the earlier.
+        """
+        for before, read in self._requests:
             if before[:1] == raw[:1]:
-                return messages[: _common(before, raw)]
-        return ()
+                return _common(before, raw), read
+        return 0, ()
 
-    def keep(self, raw: list[Any], messages: tuple[Message, ...]) -> None:
+    def keep(self, raw: list[Any], read: tuple[T, ...]) -> None:
         """Keep what was read, in place of what began alike."""
         others = [request for request in self._requests if request[0][:1] != raw[:1]]
-        self._requests = [(raw, messages), *others][:_KEPT]
+        self._requests = [(raw, read), *others][:_KEPT]
 
 
 def _common(before: list[Any], raw: list[Any]) -> int:

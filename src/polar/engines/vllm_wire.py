@@ -69,7 +69,7 @@ def _read_choice(choice: Mapping[str, Any]) -> Event:
         raise ServerFailed(f"the server ended the request: {reason}")
     return Event(
         token_ids=tuple(token_ids),
-        logprobs=tuple(entry["logprob"] for entry in content),
+        logprobs=tuple([entry["logprob"] for entry in content]),
         finish_reason=reason,
         spans=tuple(
             Span(span["version"], span["start"], span["end"])

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Callable, Hashable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Hashable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -276,9 +277,11 @@ class RunningCall:
 
     def _call(self, assembled: Assembled, finish_reason: FinishReason) -> Call:
         request = self.request
-        sampled = [token_id for chunk in self._chunks for token_id in chunk.token_ids]
-        logprobs = [logprob for chunk in self._chunks for logprob in chunk.logprobs]
-        versions = [chunk.weight_version for chunk in self._chunks for _ in chunk.token_ids]
+        chunks = self._chunks
+        sampled = list(chain.from_iterable(chunk.token_ids for chunk in chunks))
+        logprobs = list(chain.from_iterable(chunk.logprobs for chunk in chunks))
+        versions = [chunk.weight_version for chunk in chunks]
+        lengths = np.array([len(chunk.token_ids) for chunk in chunks], dtype=np.intp)
         return Call(
             id=request.id,
             session_id=request.session.id,
@@ -288,7 +291,7 @@ class RunningCall:
             prompt_ids=request.prepared.prompt_ids,
             sampled_ids=np.array(sampled, dtype=np.int32),
             logprobs=np.array(logprobs, dtype=np.float32),
-            weight_versions=np.array(versions, dtype=np.int32),
+            weight_versions=np.repeat(np.array(versions, dtype=np.int32), lengths),
             messages=request.chat.messages,
             tools=request.chat.tools,
             sampling=request.sampling,
@@ -338,5 +341,6 @@ async def _closing(chunks: AsyncIterator[Chunk]) -> AsyncIterator[AsyncIterator[
     try:
         yield chunks
     finally:
-        if isinstance(chunks, _Closable):
+        # Looked at first, for it is quick: a protocol is compared name by name.
+        if isinstance(chunks, AsyncGenerator | _Closable):
             await chunks.aclose()

@@ -58,6 +58,8 @@ class _Target:
     dialect: Dialect
     route: Route
     params: Mapping[str, str]
+    reads_on: ReadsOn | None
+    """The dialect, where it need not read again what an earlier request had."""
 
 
 class GatewayApp:
@@ -86,6 +88,7 @@ class GatewayApp:
             for dialect in dialects
             for route in dialect.routes
         ]
+        self._reads_on = {each.name: each for each in dialects if isinstance(each, ReadsOn)}
         self._find_session = find_session
         self._model = model
         self._settings = settings
@@ -110,7 +113,8 @@ class GatewayApp:
     def _route(self, request: _Request) -> _Target:
         for method, pattern, dialect, route in self._routes:
             if method == request.method and (found := pattern.fullmatch(request.path)):
-                return _Target(dialect, route, found.groupdict())
+                reads_on = self._reads_on.get(dialect.name)
+                return _Target(dialect, route, found.groupdict(), reads_on)
         raise UnknownRoute(
             f"there is no route {request.method} {request.path}",
             fix=f"Use one of: {', '.join(f'{m} {r.pattern}' for m, _, _, r in self._routes)}.",
@@ -225,9 +229,9 @@ class GatewayApp:
 
 
 def _parse(target: _Target, body: bytes, session: OpenSession) -> Chat:
-    if isinstance(target.dialect, ReadsOn):
+    if target.reads_on is not None:
         earlier = session.earlier(target.dialect.name)
-        return target.dialect.parse_on(body, target.params, earlier)
+        return target.reads_on.parse_on(body, target.params, earlier)
     return target.dialect.parse(body, target.params)
 
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from polar.dialects import Earlier
 from polar.errors import (
@@ -63,9 +64,9 @@ class OpenSession:
         self._running: set[RunningCall] = set()
         self._scoring: set[asyncio.Task[None]] = set()
         self._counter = UsageCounter()
-        self._earlier: dict[str, Earlier] = {}
+        self._earlier: dict[str, Earlier[Any]] = {}
 
-    def earlier(self, dialect: str) -> Earlier:
+    def earlier(self, dialect: str) -> Earlier[Any]:
         """Find what was read of the requests in a dialect."""
         return self._earlier.setdefault(dialect, Earlier())
 
@@ -226,7 +227,8 @@ class OpenSession:
     def _recorded(self, chat: Chat, call: Call, assembled: Assembled) -> None:
         """Let later calls extend this one; a copy that was cut is not what was sampled."""
         self._counter.add_call(call)
-        self._splicer.record(replace(call, reply=assembled.sampled))
+        whole = assembled.sampled is call.reply
+        self._splicer.record(call if whole else replace(call, reply=assembled.sampled))
         self._fork_reasons.add(call)
         finished = call.finish_reason not in ("abandoned", "error")
         if finished and chat.stored:
@@ -279,5 +281,6 @@ class _Asked:
         return cls(replace(chat, stream=False, include_usage=False), agent)
 
     def __hash__(self) -> int:
-        """Hash what nearly always tells requests apart; tools cannot be hashed."""
-        return hash((self.chat.messages, self.chat.sampling, self.agent))
+        """Hash what nearly always tells requests apart, however long the conversation is."""
+        messages = self.chat.messages
+        return hash((len(messages), messages[-1:], self.chat.sampling, self.agent))

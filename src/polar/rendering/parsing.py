@@ -33,31 +33,38 @@ class Detokenizer:
         self._decode = decode
         self._told: list[int] = []
         """The last ids whose text is out; decoded again with new ones, for spaces between them."""
+        self._told_text = ""
+        """What they are decoded to."""
         self._held: list[int] = []
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Take more ids and return the text that is certain by now."""
         self._held.extend(token_ids)
-        before = self._decode(self._told)
-        text = self._decode(self._told + self._held)
-        if text.endswith(_REPLACEMENT) or len(text) <= len(before):
+        if not self._held:
             return ""
-        self._told, self._held = self._tail(self._held), []
-        return text[len(before) :]
+        before = len(self._told_text)
+        text = self._decode(self._told + self._held)
+        if text.endswith(_REPLACEMENT) or len(text) <= before:
+            return ""
+        self._keep_tail(self._held)
+        return text[before:]
 
     def flush(self) -> str:
         """Return the text of what was held back, with U+FFFD for broken bytes."""
-        text = self._decode(self._told + self._held)[len(self._decode(self._told)) :]
-        self._told, self._held = self._told + self._held, []
+        if not self._held:
+            return ""
+        whole = self._decode(self._told + self._held)
+        text = whole[len(self._told_text) :]
+        self._told, self._told_text, self._held = self._told + self._held, whole, []
         return text
 
-    def _tail(self, told: list[int]) -> list[int]:
+    def _keep_tail(self, told: list[int]) -> None:
         """Cut what is to be decoded again to a few ids that begin with a whole character."""
         tail = told[-_TAIL_IDS:]
-        if len(tail) == len(told):
-            return told
         text = self._decode(tail)
-        return tail if text and not text.startswith(_REPLACEMENT) else told
+        if len(tail) < len(told) and (not text or text.startswith(_REPLACEMENT)):
+            tail, text = told, self._decode(told)
+        self._told, self._told_text, self._held = tail, text, []
 
 
 class _Where(Enum):

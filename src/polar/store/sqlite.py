@@ -29,8 +29,10 @@ from polar.types import Call, CallId, Outcome, Session, SessionId
 __all__ = ["SqliteJournal"]
 
 _INSERT_CALL = (
-    f"INSERT INTO calls ({CALL_COLUMNS}) VALUES ({', '.join('?' * len(CallRow._fields))})"
+    f"INSERT INTO calls ({CALL_COLUMNS}) SELECT {', '.join('?' * len(CallRow._fields))} "
+    "WHERE (SELECT attempt FROM sessions WHERE id = ?) = ?"
 )
+"""Fenced: inserts nothing where the attempt is not the latest one."""
 
 
 class SqliteJournal:
@@ -135,11 +137,12 @@ class SqliteJournal:
         """
 
         def job(connection: sqlite3.Connection) -> None:
-            _fence(connection, call.session_id, call.attempt)
             base = self._recent.find(call) or nearest_context(connection, call)
-            connection.execute(_INSERT_CALL, encode_call(call, base))
+            row = (*encode_call(call, base), call.session_id, call.attempt)
+            if connection.execute(_INSERT_CALL, row).rowcount != 1:
+                _fence(connection, call.session_id, call.attempt)
 
-        await self._writer.run(job, afterwards=lambda: self._recent.add(call))
+        await self._writer.run(job, afterwards=lambda: self._recent.add(call), one_statement=True)
 
     async def calls(self, session_id: SessionId, attempt: int | None = None) -> Sequence[Call]:
         """Read all calls of the session's latest (or given) attempt, in order of arrival.

@@ -28,6 +28,7 @@ class _Waiting:
     job: Job
     done: asyncio.Future[Any]
     afterwards: Callable[[], None] | None
+    one_statement: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,7 @@ class Writer:
         job: Callable[[sqlite3.Connection], T],
         *,
         afterwards: Callable[[], None] | None = None,
+        one_statement: bool = False,
     ) -> T:
         """Run a job and return its result once it is durable.
 
@@ -71,6 +73,9 @@ class Writer:
             job: What to do.
             afterwards: What nobody waits for: done in the writer's thread when the job is durable
                 and acknowledged, before any later commit.
+            one_statement: The job changes the database by one statement at most, which SQLite
+                undoes by itself when it fails. Every statement lets go of the interpreter and has
+                to wait for it again, for up to 5 ms where the event loop is busy.
 
         Raises:
             JournalError: The database failed, or the writer is closed.
@@ -78,7 +83,7 @@ class Writer:
         if self._closed is not None:
             raise self._closed
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._queue.put(_Waiting(job, done, afterwards))
+        self._queue.put(_Waiting(job, done, afterwards, one_statement))
         return await done
 
     async def aclose(self) -> None:
@@ -123,7 +128,7 @@ class Writer:
             if len(batch) == 1:
                 results = [_run_only(connection, batch[0].job)]
             else:
-                results = [_run_alone(connection, waiting.job) for waiting in batch]
+                results = [_run_alone(connection, waiting) for waiting in batch]
             connection.execute("COMMIT")
         except sqlite3.Error as error:
             if connection.in_transaction:
@@ -137,10 +142,12 @@ class Writer:
             _acknowledge([item], [_Failure(error)])
 
 
-def _run_alone(connection: sqlite3.Connection, job: Job) -> Any:
+def _run_alone(connection: sqlite3.Connection, waiting: _Waiting) -> Any:
     """Run one of several jobs, so that what it did can be undone by itself."""
+    if waiting.one_statement:
+        return _result_of(connection, waiting.job)
     connection.execute("SAVEPOINT job")
-    result = _result_of(connection, job)
+    result = _result_of(connection, waiting.job)
     if isinstance(result, _Failure):
         connection.execute("ROLLBACK TO job")
     connection.execute("RELEASE job")

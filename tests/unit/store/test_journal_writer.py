@@ -1,5 +1,6 @@
 """What the journal's thread promises to those who wait for it, and to those who do not."""
 
+import asyncio
 import sqlite3
 
 import pytest
@@ -61,3 +62,10 @@ async def test_an_error_in_what_follows_a_job_is_logged_and_stops_nothing(writer
     assert await writer.run(insert(1), afterwards=follow) == 1
     assert await writer.run(rows) == [1]
     assert "too late" in caplog.text
+
+
+async def test_a_job_of_one_statement_that_fails_takes_none_of_its_commit_with_it(writer):
+    jobs = (writer.run(insert(value), one_statement=True) for value in (1, 2, 2, 3))
+    results = await asyncio.gather(*jobs, return_exceptions=True)
+    assert [type(result) for result in results] == [int, int, JournalError, int]
+    assert await writer.run(rows) == [1, 2, 3]

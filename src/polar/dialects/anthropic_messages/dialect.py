@@ -7,9 +7,11 @@ from collections.abc import Mapping
 import orjson
 
 from polar.dialects.anthropic_messages.errors import write_error
+from polar.dialects.anthropic_messages.messages import Said
 from polar.dialects.anthropic_messages.reply import EventEncoder, write_models, write_response
 from polar.dialects.anthropic_messages.request import parse_chat
 from polar.dialects.base import NO_PARAMS, Route, StreamEncoder
+from polar.dialects.earlier import Earlier
 from polar.errors import PolarError
 from polar.types import Chat, Reply
 
@@ -34,7 +36,15 @@ class AnthropicMessages:
         Raises:
             BadRequest: Not valid, or asks for something unsupported; names the field.
         """
-        return parse_chat(body, counts="counts" in params)
+        return parse_chat(body, Earlier(), counts="counts" in params)
+
+    def parse_on(self, body: bytes, params: Mapping[str, str], earlier: Earlier[Said]) -> Chat:
+        """Read a request without reading again what an earlier one had.
+
+        Raises:
+            BadRequest: As `parse`.
+        """
+        return parse_chat(body, earlier, counts="counts" in params)
 
     def response(self, chat: Chat, reply: Reply, *, response_id: str, created: int) -> bytes:
         """Write a whole response."""

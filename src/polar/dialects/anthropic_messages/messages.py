@@ -3,36 +3,56 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+
+import orjson
 
 from polar.dialects.anthropic_messages.tool_input import read_call
+from polar.dialects.earlier import Earlier
 from polar.dialects.fields import Fields, refuse
 from polar.types import Message, ToolCall
 
-__all__ = ["read_loaded_tools", "read_messages", "read_text"]
+__all__ = ["Said", "read_messages", "read_text"]
 
 _ERROR = "Error: "
 
 
-def read_messages(fields: Fields) -> tuple[Message, ...]:
-    """Read all messages; the system prompt stands apart from them."""
-    return tuple(turn for message in fields.objects("messages") for turn in _turns(message))
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What one message of the request says."""
+
+    turns: tuple[Message, ...]
+    loaded: frozenset[str]
+    """Names of tools that its results refer to: deferred tools, now loaded."""
 
 
-def read_loaded_tools(fields: Fields) -> frozenset[str]:
-    """Name the tools that results in the conversation refer to: deferred tools, now loaded."""
-    return frozenset(
-        part.required_text("tool_name")
-        for message in fields.objects("messages")
-        for block in _blocks(message)
-        if block.raw("type") == "tool_result"
-        for part in _blocks(block)
-        if part.raw("type") == "tool_reference"
+def read_messages(fields: Fields, earlier: Earlier[Said]) -> tuple[Said, ...]:
+    """Read all messages, but for what an earlier request had; the system prompt stands apart."""
+    # As bytes, for a tool's input may have true where it had 1, which are equal in Python.
+    raw = list(map(orjson.dumps, fields.items("messages")))
+    common, read = earlier.common(raw)
+    new = (
+        Said(tuple(_turns(message)), _loaded_tools(message))
+        for message in fields.objects("messages", start=common)
     )
+    said = (*read[:common], *new)
+    earlier.keep(raw, said)
+    return said
 
 
 def read_text(fields: Fields, name: str) -> str:
     """Read text or an array of text blocks, joined without anything between."""
     return "".join(map(_text, _blocks(fields, name)))
+
+
+def _loaded_tools(message: Fields) -> frozenset[str]:
+    return frozenset(
+        part.required_text("tool_name")
+        for block in _blocks(message)
+        if block.raw("type") == "tool_result"
+        for part in _blocks(block)
+        if part.raw("type") == "tool_reference"
+    )
 
 
 def _turns(fields: Fields) -> Iterator[Message]:

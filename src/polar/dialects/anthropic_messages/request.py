@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from polar.dialects.anthropic_messages.messages import (
-    read_loaded_tools,
+    Said,
     read_messages,
     read_text,
 )
+from polar.dialects.earlier import Earlier
 from polar.dialects.fields import Fields, parse_object, refuse
 from polar.types import Chat, Message, Sampling, ToolSpec
 
@@ -66,11 +67,12 @@ _TOOL_ONLY: dict[str, tuple[Any, ...]] = {
 _KEEP_ALL: tuple[Any, ...] = ("all", {"type": "all"})
 
 
-def parse_chat(body: bytes, *, counts: bool = False) -> Chat:
-    """Read a request.
+def parse_chat(body: bytes, earlier: Earlier[Said], *, counts: bool = False) -> Chat:
+    """Read a request, but for what an earlier one had.
 
     Args:
         body: The request's body.
+        earlier: What was read of the session's requests.
         counts: Whether only the prompt is to be counted: no reply, so no limit for one.
 
     Raises:
@@ -82,10 +84,11 @@ def parse_chat(body: bytes, *, counts: bool = False) -> Chat:
     _check_context_management(fields)
     _check_output_config(fields)
     choice, parallel = _tool_choice(fields)
-    tools = _tools(fields)
+    said = read_messages(fields, earlier)
+    tools = _tools(fields, said)
     return Chat(
         model=fields.required_text("model"),
-        messages=_messages(fields, counts=counts),
+        messages=_messages(fields, said, counts=counts),
         tools=() if choice == "none" else tools,
         sampling=_sampling(fields, counts=counts),
         stream=fields.flag("stream"),
@@ -94,8 +97,8 @@ def parse_chat(body: bytes, *, counts: bool = False) -> Chat:
     )
 
 
-def _messages(fields: Fields, *, counts: bool) -> tuple[Message, ...]:
-    messages = read_messages(fields)
+def _messages(fields: Fields, said: tuple[Said, ...], *, counts: bool) -> tuple[Message, ...]:
+    messages = tuple(turn for each in said for turn in each.turns)
     if messages[-1:] == (Message("assistant", ""),):
         messages = messages[:-1]  # asks for nothing
     if not messages:
@@ -125,9 +128,9 @@ def _tool_choice(fields: Fields) -> tuple[str, bool]:
     return kind, not choice.flag("disable_parallel_tool_use")
 
 
-def _tools(fields: Fields) -> tuple[ToolSpec, ...]:
+def _tools(fields: Fields, said: tuple[Said, ...]) -> tuple[ToolSpec, ...]:
     """Read the tools that the model is to see; a deferred one only after a result loaded it."""
-    loaded = read_loaded_tools(fields)
+    loaded = frozenset(name for each in said for name in each.loaded)
     read = [(_tool(tool), tool.flag("defer_loading")) for tool in fields.objects("tools")]
     return tuple(tool for tool, deferred in read if not deferred or tool.name in loaded)
 

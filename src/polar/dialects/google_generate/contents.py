@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import replace
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import chain
+from operator import attrgetter
 from typing import Any
 
+import orjson
+
+from polar.dialects.earlier import Earlier
 from polar.dialects.fields import Fields, refuse
 from polar.dialects.google_generate.spelling import child, children
 from polar.types import Message, ToolCall
 
-__all__ = ["read_contents", "read_instruction"]
+__all__ = ["Said", "read_contents", "read_instruction"]
 
 _DATA = ("functionCall", "functionResponse", "text")
 _MARKS = ("thought", "thoughtSignature")
@@ -28,28 +34,63 @@ def read_instruction(request: Fields) -> tuple[Message, ...]:
     return (Message("system", text),) if text else ()
 
 
-def read_contents(request: Fields) -> tuple[Message, ...]:
-    """Read the conversation.
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A turn of the model with what follows it, up to the next one."""
+
+    messages: tuple[Message, ...]
+    content: int
+    """Number of its first content in the request."""
+    call_ids: tuple[str, ...]
+    """Of its calls."""
+    unasked: int
+    """Answers to no call in all turns before."""
+
+
+_NOTHING = Said((), 0, (), 0)
+
+
+def read_contents(request: Fields, earlier: Earlier[Said]) -> tuple[Message, ...]:
+    """Read the conversation, but for what an earlier request had.
 
     Contents of the model that follow each other are one turn: a client that keeps a stream as
-    it came has a content for each chunk.
+    it came has a content for each chunk. The last turn is read again, for it may have grown.
     """
-    calls = _Calls()
+    found = request.raw("contents")
+    # As bytes, for arguments may have true where they had 1, which are equal in Python.
+    raw = list(map(orjson.dumps, [found] if isinstance(found, dict) else request.items("contents")))
+    common, read = earlier.common(raw)
+    count = bisect_left(read, common, key=attrgetter("content"))
+    known, last = read[: max(count - 1, 0)], read[count - 1] if count else _NOTHING
+    start = last.content
+    calls = _Calls(chain.from_iterable(turn.call_ids for turn in known), last.unasked)
+    said = (*known, *_read(children(request, "contents", start=start), calls, start))
+    if not said:
+        raise refuse("at least one content is required", where=request.path("contents"))
+    earlier.keep(raw, said)
+    return tuple(message for turn in said for message in turn.messages)
+
+
+def _read(contents: Iterable[Fields], calls: _Calls, start: int) -> Iterator[Said]:
+    """Read contents turn by turn."""
     messages: list[Message] = []
-    for content in children(request, "contents"):
+    called, unasked = calls.count, calls.unasked
+    for number, content in enumerate(contents, start):
         content.refuse_others({"parts", "role"})
-        match content.text("role"):
+        role = content.text("role")
+        if role == "model" and messages and messages[-1].role != "assistant":
+            yield Said(tuple(messages), start, calls.since(called), unasked)
+            messages, start, called, unasked = [], number, calls.count, calls.unasked
+        match role:
             case "model":
-                goes_on = bool(messages) and messages[-1].role == "assistant"
-                before = messages.pop() if goes_on else calls.begin_turn()
+                before = messages.pop() if messages else calls.begin_turn()
                 messages.append(_with_parts(before, _parts(content), calls))
             case "user" | "function" | None:
                 messages += _user_messages(_parts(content), calls)
-            case role:
+            case _:
                 raise refuse(f"the role '{role}' is not supported", where=content.path("role"))
-    if not messages:
-        raise refuse("at least one content is required", where=request.path("contents"))
-    return tuple(messages)
+    if messages:
+        yield Said(tuple(messages), start, calls.since(called), unasked)
 
 
 class _Calls:
@@ -60,10 +101,19 @@ class _Calls:
     one is that to the first waiting call of its name.
     """
 
-    def __init__(self) -> None:
-        self._ids: list[str] = []
+    def __init__(self, ids: Iterable[str], unasked: int) -> None:
+        self._ids = list(ids)
         self._waiting: list[ToolCall] = []
-        self._unasked = 0
+        self.unasked = unasked
+
+    @property
+    def count(self) -> int:
+        """How many calls there were."""
+        return len(self._ids)
+
+    def since(self, count: int) -> tuple[str, ...]:
+        """Take the ids of the calls after the first ones."""
+        return tuple(self._ids[count:])
 
     def begin_turn(self) -> Message:
         """Begin a turn of the model, in which nothing is said yet."""
@@ -95,8 +145,8 @@ class _Calls:
             return fitting[0].id
         if call_id:
             return call_id
-        self._unasked += 1
-        return f"google-unasked-{self._unasked}-{name}"
+        self.unasked += 1
+        return f"google-unasked-{self.unasked}-{name}"
 
 
 def _parts(content: Fields) -> list[Fields]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from polar.dialects.base import NO_PARAMS, Route, StreamEncoder
+from polar.dialects.earlier import Earlier
+from polar.dialects.google_generate.contents import Said
 from polar.dialects.google_generate.reply import (
     ChunkEncoder,
     write_count,
@@ -43,7 +45,15 @@ class GoogleGenerate:
         Raises:
             BadRequest: Not valid, or asks for something unsupported; names the field.
         """
-        return parse_chat(body, params)
+        return parse_chat(body, params, Earlier())
+
+    def parse_on(self, body: bytes, params: Mapping[str, str], earlier: Earlier[Said]) -> Chat:
+        """Read a request without reading again what an earlier one had.
+
+        Raises:
+            BadRequest: As `parse`.
+        """
+        return parse_chat(body, params, earlier)
 
     def response(self, chat: Chat, reply: Reply, *, response_id: str, created: int) -> bytes:
         """Write a whole response."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from polar.dialects.earlier import Earlier
 from polar.dialects.fields import Fields, parse_object, refuse
-from polar.dialects.google_generate.contents import read_contents, read_instruction
+from polar.dialects.google_generate.contents import Said, read_contents, read_instruction
 from polar.dialects.google_generate.spelling import child, spelled, whole_number
 from polar.dialects.google_generate.tools import read_tools
 from polar.types import Chat, Sampling
@@ -35,12 +36,13 @@ _SAMPLING_ONLY: dict[str, tuple[Any, ...]] = {
 }
 
 
-def parse_chat(body: bytes, params: Mapping[str, str]) -> Chat:
-    """Read a request.
+def parse_chat(body: bytes, params: Mapping[str, str], earlier: Earlier[Said]) -> Chat:
+    """Read a request, but for what an earlier one had.
 
     Args:
         body: The request's body.
         params: The model and the method that the path names.
+        earlier: What was read of the session's requests.
 
     Raises:
         BadRequest: Not valid, or asks for something unsupported; names the field.
@@ -55,7 +57,7 @@ def parse_chat(body: bytes, params: Mapping[str, str]) -> Chat:
     streams = method == "streamGenerateContent"
     return Chat(
         model=model,
-        messages=(*read_instruction(request), *read_contents(request)),
+        messages=(*read_instruction(request), *read_contents(request, earlier)),
         tools=read_tools(request),
         sampling=_sampling(child(request, "generationConfig")),
         stream=streams,

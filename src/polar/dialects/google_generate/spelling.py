@@ -41,11 +41,11 @@ def child(fields: Fields, name: str) -> Fields | None:
     return None if found is None else spelled(found)
 
 
-def children(fields: Fields, name: str) -> list[Fields]:
-    """Read an array of objects; like Google's parser, take one object for an array of one."""
+def children(fields: Fields, name: str, *, start: int = 0) -> list[Fields]:
+    """Read an array of objects, from one on; like Google's parser, take one object for such."""
     if isinstance(value := fields.raw(name), dict):
-        return [spelled(Fields.of(value, fields.path(name)))]
-    return [spelled(found) for found in fields.objects(name)]
+        return [spelled(Fields.of(value, fields.path(name)))][start:]
+    return [spelled(found) for found in fields.objects(name, start=start)]
 
 
 def whole_number(fields: Fields, name: str, *, least: int | None = None) -> int | None:

@@ -14,7 +14,7 @@ from polar.dialects.openai_chat.reply import (
 )
 from polar.dialects.openai_chat.request import parse_chat
 from polar.errors import PolarError
-from polar.types import Chat, Reply
+from polar.types import Chat, Message, Reply
 
 __all__ = ["OpenAIChat"]
 
@@ -39,7 +39,7 @@ class OpenAIChat:
         """
         return parse_chat(body, Earlier())
 
-    def parse_on(self, body: bytes, params: Mapping[str, str], earlier: Earlier) -> Chat:
+    def parse_on(self, body: bytes, params: Mapping[str, str], earlier: Earlier[Message]) -> Chat:
         """Read a request without reading again what an earlier one had.
 
         Raises:

@@ -66,7 +66,7 @@ _ROLES: dict[str, Role] = {
 }
 
 
-def parse_chat(body: bytes, earlier: Earlier) -> Chat:
+def parse_chat(body: bytes, earlier: Earlier[Message]) -> Chat:
     """Read a request, but for what an earlier one had.
 
     Raises:
@@ -89,10 +89,10 @@ def parse_chat(body: bytes, earlier: Earlier) -> Chat:
     )
 
 
-def _messages(fields: Fields, earlier: Earlier) -> tuple[Message, ...]:
+def _messages(fields: Fields, earlier: Earlier[Message]) -> tuple[Message, ...]:
     raw = fields.items("messages")
-    known = earlier.common(raw)
-    messages = (*known, *map(_message, fields.objects("messages", start=len(known))))
+    common, read = earlier.common(raw)
+    messages = (*read[:common], *map(_message, fields.objects("messages", start=common)))
     earlier.keep(raw, messages)
     return messages
 

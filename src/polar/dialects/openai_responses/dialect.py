@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from polar.dialects.base import NO_PARAMS, Route, StreamEncoder
+from polar.dialects.earlier import Earlier
 from polar.dialects.openai_chat.reply import write_error, write_models
+from polar.dialects.openai_responses.items import Said
 from polar.dialects.openai_responses.reply import write_count, write_response
 from polar.dialects.openai_responses.request import parse_chat
 from polar.dialects.openai_responses.stream import EventEncoder
@@ -43,7 +45,15 @@ class OpenAIResponses:
         Raises:
             BadRequest: Not valid, or asks for something unsupported; names the field.
         """
-        return parse_chat(body, counts="counts" in params)
+        return parse_chat(body, Earlier(), counts="counts" in params)
+
+    def parse_on(self, body: bytes, params: Mapping[str, str], earlier: Earlier[Said]) -> Chat:
+        """Read a request without reading again what an earlier one had.
+
+        Raises:
+            BadRequest: As `parse`.
+        """
+        return parse_chat(body, earlier, counts="counts" in params)
 
     def response(self, chat: Chat, reply: Reply, *, response_id: str, created: int) -> bytes:
         """Write a whole response."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from operator import attrgetter
 
+from polar.dialects.earlier import Earlier
 from polar.dialects.fields import Fields, refuse
 from polar.dialects.openai_responses.ids import given_as_it_was, response_of
 from polar.dialects.openai_responses.tools import model_name, with_input
 from polar.types import Message, Role, ToolCall
 
-__all__ = ["DECLARES_TOOLS", "read_items"]
+__all__ = ["DECLARES_TOOLS", "Said", "read_items"]
 
 DECLARES_TOOLS = "additional_tools"
 """Type of the items that declare tools and say nothing."""
@@ -25,17 +28,51 @@ _TEXT_PARTS = {
 """Type of a content part -> the field that has its text."""
 
 
-def read_items(items: Iterable[Fields]) -> Iterator[Message]:
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A message, and where it begins."""
+
+    message: Message
+    item: int
+    """Number of its first item in the request."""
+
+
+def read_items(fields: Fields, earlier: Earlier[Said]) -> tuple[Message, ...]:
     """Turn items into messages; the items of one assistant turn become one message.
+
+    What an earlier request had is not read again, but for its last turn, which may have grown.
 
     Raises:
         BadRequest: An item is wrong or of a kind that is not supported.
     """
+    raw = fields.items("input")
+    known = _closed(*earlier.common(raw))
+    start = known[-1].item if known else 0
+    said = (*known[:-1], *_read(fields.objects("input", start=start), start))
+    earlier.keep(raw, said)
+    return tuple(each.message for each in said)
+
+
+def _closed(common: int, read: tuple[Said, ...]) -> tuple[Said, ...]:
+    """Take what was read up to the last message that begins within the common items.
+
+    Items look back to the last message that is no tool's result and no further, and the first
+    item of such a message began it whatever came before: from there on all can be read anew.
+    """
+    count = bisect_left(read, common, key=attrgetter("item"))
+    while count and _is_result(read[count - 1].message):
+        count -= 1
+    return read[:count]
+
+
+def _read(items: Iterable[Fields], start: int) -> Iterator[Said]:
     history: list[Message | _Turn] = []
-    for item in items:
+    begins: list[int] = []
+    for number, item in enumerate(items, start):
         _add(history, item)
-    for entry in history:
-        yield entry.message() if isinstance(entry, _Turn) else entry
+        begins += [number] * (len(history) - len(begins))
+    for entry, number in zip(history, begins, strict=True):
+        yield Said(entry.message() if isinstance(entry, _Turn) else entry, number)
 
 
 @dataclass(slots=True)

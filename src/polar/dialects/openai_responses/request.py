@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+from polar.dialects.earlier import Earlier
 from polar.dialects.fields import Fields, parse_object, refuse
-from polar.dialects.openai_responses.items import DECLARES_TOOLS, read_items
+from polar.dialects.openai_responses.items import DECLARES_TOOLS, Said, read_items
 from polar.dialects.openai_responses.tools import offered_tools
 from polar.types import Chat, Message, Sampling, ToolSpec
 
@@ -59,11 +61,12 @@ _ONLY: dict[str, tuple[Any, ...]] = {
 _LOGPROBS = "message.output_text.logprobs"
 
 
-def parse_chat(body: bytes, *, counts: bool = False) -> Chat:
-    """Read a request.
+def parse_chat(body: bytes, earlier: Earlier[Said], *, counts: bool = False) -> Chat:
+    """Read a request, but for what an earlier one had.
 
     Args:
         body: The request's body.
+        earlier: What was read of the session's requests.
         counts: Whether only its prompt's length is asked for, which needs no model's name.
 
     Raises:
@@ -73,15 +76,14 @@ def parse_chat(body: bytes, *, counts: bool = False) -> Chat:
     _refuse_unsupported(fields)
     model = fields.text("model") if counts else fields.required_text("model")
     instructions = fields.text("instructions")
-    items = _items(fields)
-    messages = _messages(fields, items)
+    messages = _messages(fields, earlier)
     if not messages and fields.text("previous_response_id") is None:
         raise refuse("at least one message is required", where="input")
     system = () if instructions is None else (Message("system", instructions),)
     return Chat(
         model=model or "",
         messages=(*system, *messages),
-        tools=_tools(fields, items),
+        tools=_tools(fields),
         sampling=_sampling(fields),
         stream=fields.flag("stream"),
         parallel_tool_calls=fields.flag("parallel_tool_calls", absent=True),
@@ -112,23 +114,25 @@ def _refuse_logprobs(fields: Fields) -> None:
             raise refuse(f"{name!r} cannot be included", where=f"include[{number}]")
 
 
-def _items(fields: Fields) -> list[Fields]:
-    """Read the input's items; none where it is text."""
-    return [] if isinstance(fields.raw("input"), str) else fields.objects("input")
-
-
-def _messages(fields: Fields, items: list[Fields]) -> tuple[Message, ...]:
+def _messages(fields: Fields, earlier: Earlier[Said]) -> tuple[Message, ...]:
     text = fields.raw("input")
-    return (Message("user", text),) if isinstance(text, str) else tuple(read_items(items))
+    return (Message("user", text),) if isinstance(text, str) else read_items(fields, earlier)
 
 
-def _tools(fields: Fields, items: list[Fields]) -> tuple[ToolSpec, ...]:
+def _declarations(fields: Fields) -> Iterator[Fields]:
+    """Find the items that declare tools."""
+    items = fields.raw("input")
+    for number, item in enumerate(() if isinstance(items, str) else fields.items("input")):
+        if item.get("type") == DECLARES_TOOLS:
+            yield Fields(item, f"{fields.path('input')}[{number}]")
+
+
+def _tools(fields: Fields) -> tuple[ToolSpec, ...]:
     """Read the tools of the request and of its items, which models may call."""
     choice = fields.raw("tool_choice")
     if choice not in (None, "auto", "none"):
         raise refuse("'tool_choice' is supported only as 'auto' or 'none'", where="tool_choice")
-    declarations = [item for item in items if item.raw("type") == DECLARES_TOOLS]
-    tools = offered_tools([fields, *declarations])
+    tools = offered_tools([fields, *_declarations(fields)])
     return () if choice == "none" else tools
 
 

@@ -54,7 +54,7 @@ class Connection:
     kind: ServerKind
     _session: aiohttp.ClientSession | None = field(init=False, default=None)
     _streams: set[aiohttp.ClientResponse] = field(init=False, default_factory=set)
-    _opening: set[asyncio.Task[aiohttp.ClientResponse]] = field(init=False, default_factory=set)
+    _opening: set[asyncio.Timeout] = field(init=False, default_factory=set)
     _closed: bool = field(init=False, default=False)
 
     @property
@@ -128,8 +128,9 @@ class Connection:
 
     async def drop_streams(self) -> None:
         """Hang up on all requests to sample; their readers get `ServerLost`."""
+        now = asyncio.get_running_loop().time()
         for opening in tuple(self._opening):
-            opening.cancel()
+            opening.reschedule(now)
         for response in tuple(self._streams):
             response.close()
 
@@ -166,31 +167,23 @@ class Connection:
                     self._streams.discard(response)
 
     async def _droppable(self, path: str, body: Mapping[str, object]) -> aiohttp.ClientResponse:
-        """Send in a task of its own: it can be given up before the server has said anything."""
-        opening = asyncio.create_task(self._send_sampling(path, body))
-        self._opening.add(opening)
+        """Send, with an end to the wait for the head of the answer that `drop_streams` can set."""
+        opening = asyncio.timeout(None)
         try:
-            await asyncio.wait([opening])
-        except asyncio.CancelledError:
-            opening.cancel()
-            opening.add_done_callback(self._hang_up)
+            async with opening:
+                self._opening.add(opening)
+                response = await self._send("POST", path, body)
+        except TimeoutError as error:
+            if opening.expired():
+                raise aiohttp.ClientConnectionError("the request was given up") from error
             raise
         finally:
             self._opening.discard(opening)
-        if opening.cancelled():
+        if opening.when() is not None:  # the end was set, and the head came at the same moment
+            response.close()
             raise aiohttp.ClientConnectionError("the request was given up")
-        return opening.result()
-
-    async def _send_sampling(self, path: str, body: Mapping[str, object]) -> aiohttp.ClientResponse:
-        response = await self._send("POST", path, body)
         self._streams.add(response)
         return response
-
-    def _hang_up(self, opening: asyncio.Task[aiohttp.ClientResponse]) -> None:
-        """Close an answer that came when nobody waited any more."""
-        if not opening.cancelled() and opening.exception() is None:
-            self._streams.discard(opening.result())
-            opening.result().close()
 
     @asynccontextmanager
     async def _request(
