@@ -9,6 +9,8 @@ from rollout_support import appeared, is_alive, plan, task, world
 from polar.errors import EngineError, JournalError, RuntimeFailed
 from polar.harnesses.shell import Shell
 from polar.rollout import SessionEvent
+from polar.train.settings import TrainSettings
+from polar.train.standing import is_truncated
 from polar.types import Completed, EvaluatorSpec, Failed, Grade, TimedOut
 
 
@@ -217,10 +219,45 @@ async def test_a_harness_may_make_no_more_calls_than_its_limit(tmp_path):
     async with world(tmp_path) as at:
         greedy = task("ask a; ask b; ask c", max_calls=2)
         (group,) = await at.rollout().collect_all(plan(greedy))
+        (record,) = await at.journal.sessions()
     outcome = group.trajectories[0].outcome
-    assert isinstance(outcome, Completed)
-    assert outcome.exit_code == 1
+    assert outcome == Completed(outcome.grade, exit_code=1, cut_off="max_calls")
+    assert record.outcome == outcome
+    assert is_truncated(group.trajectories[0], TrainSettings())
     assert len(group.trajectories[0].traces[0].call_ids) == 2
+
+
+async def test_a_session_that_ends_within_its_limit_of_calls_is_not_cut_off(tmp_path):
+    async with world(tmp_path) as at:
+        (group,) = await at.rollout().collect_all(plan(task("ask a; ask b", max_calls=2)))
+    assert group.trajectories[0].outcome.cut_off is None
+    assert not is_truncated(group.trajectories[0], TrainSettings())
+
+
+LONG = "word " * 400
+
+
+async def test_a_session_that_a_full_context_window_ended_is_cut_off(tmp_path):
+    async with world(tmp_path, max_context=1000) as at:
+        (group,) = await at.rollout().collect_all(plan(task(f"ask a; ask {LONG}")))
+    outcome = group.trajectories[0].outcome
+    assert (outcome.exit_code, outcome.cut_off) == (1, "context")
+    assert is_truncated(group.trajectories[0], TrainSettings())
+
+
+async def test_a_session_that_goes_on_after_a_full_context_window_is_not_cut_off(tmp_path):
+    async with world(tmp_path, max_context=1000) as at:
+        compacting = task(f"ask a; try {LONG}; ask b; write out 42")
+        (group,) = await at.rollout().collect_all(plan(compacting))
+    assert group.trajectories[0].outcome == Completed(group.trajectories[0].outcome.grade, 0)
+
+
+async def test_a_refused_side_call_cuts_no_session_off(tmp_path):
+    async with world(tmp_path) as at:
+        at.harness = _Sided(at.harness._settings)
+        (group,) = await at.rollout().collect_all(plan(task("ask a; try side", max_calls=1)))
+        assert at.gateway.totals["refused_at_call_limit"] == 1
+    assert group.trajectories[0].outcome.cut_off is None
 
 
 class _Sided(Shell):

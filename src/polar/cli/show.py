@@ -25,7 +25,7 @@ from polar.types import Call, Cancelled, Completed, Ended, Failed, Grade, Outcom
 if TYPE_CHECKING:
     from polar.rendering import Renderer
 
-__all__ = ["call_body", "call_heading", "pieces", "show"]
+__all__ = ["call_body", "call_heading", "outcome_text", "pieces", "show"]
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -107,7 +107,7 @@ def _print_session(
         console.print(call_heading(call, parent))
         console.print(call_body(call, parent, renderer.decode, logprobs=logprobs), soft_wrap=True)
     console.print(Rule(style="dim"))
-    console.print(_outcome(record.outcome))
+    console.print(outcome_text(record.outcome))
 
 
 def _renderer(folder: RunFolder) -> Renderer:
@@ -199,6 +199,28 @@ def pieces(token_ids: Sequence[int], decode: Decode) -> list[tuple[str, int]]:
     return found
 
 
+def outcome_text(outcome: Outcome | None) -> Text:  # noqa: PLR0911 - one line an outcome
+    """Say how a session ended and what it earned."""
+    match outcome:
+        case None:
+            return Text("no outcome yet")
+        case Completed(grade=grade, exit_code=exit_code, cut_off=limit):
+            refused = "" if limit is None else f"; its last call was refused at the limit {limit}"
+            return _graded(grade).append(f"  (the harness exited with {exit_code}{refused})")
+        case TimedOut(stage=stage, grade=Grade() as grade):
+            return _graded(grade).append(f"  (timed out while {stage})")
+        case TimedOut(stage=stage):
+            return Text(f"timed out while {stage}, not graded", "warn")
+        case Ended(exit_code=exit_code):
+            return Text(f"ended and not graded  (the harness exited with {exit_code})")
+        case Failed(stage=stage, error=error):
+            return Text(f"failed while {stage}: {_plain(error)}", "fail")
+        case Cancelled(reason=reason):
+            return Text(f"cancelled: {reason}", "warn")
+        case _:
+            assert_never(outcome)
+
+
 def _shade(logprob: float) -> str:
     return next((style for least, style in _SHADES if math.exp(logprob) > least), _UNLIKELY)
 
@@ -213,26 +235,6 @@ def _grade(outcome: Outcome | None) -> Grade | None:
             return grade
         case Failed() | Cancelled() | Ended() | None:
             return None
-        case _:
-            assert_never(outcome)
-
-
-def _outcome(outcome: Outcome | None) -> Text:  # noqa: PLR0911 - one line an outcome
-    match outcome:
-        case None:
-            return Text("no outcome yet")
-        case Completed(grade=grade, exit_code=exit_code):
-            return _graded(grade).append(f"  (the harness exited with {exit_code})")
-        case TimedOut(stage=stage, grade=Grade() as grade):
-            return _graded(grade).append(f"  (timed out while {stage})")
-        case TimedOut(stage=stage):
-            return Text(f"timed out while {stage}, not graded", "warn")
-        case Ended(exit_code=exit_code):
-            return Text(f"ended and not graded  (the harness exited with {exit_code})")
-        case Failed(stage=stage, error=error):
-            return Text(f"failed while {stage}: {_plain(error)}", "fail")
-        case Cancelled(reason=reason):
-            return Text(f"cancelled: {reason}", "warn")
         case _:
             assert_never(outcome)
 

@@ -34,7 +34,7 @@ async def graded(
         return Failed("grading", f"the grader {evaluation.task.evaluator.name} gave {wrong}")
     if ran.result is None:
         return TimedOut("running", grade)
-    return Completed(grade, ran.result.exit_code)
+    return Completed(grade, ran.result.exit_code, ran.usage.cut_off)
 
 
 def _not_kept(grade: object) -> str | None:

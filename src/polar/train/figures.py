@@ -24,6 +24,8 @@ class RolloutFigures:
     failed: int
     """Sessions that broke through no fault of the model."""
     timed_out: int
+    cut_off: Mapping[str, int]
+    """Limit -> sessions whose last call the gateway refused there: `max_calls`, `context`."""
     calls: int
     """Those whose tokens are trained."""
     scored_calls: int
@@ -76,6 +78,7 @@ def figures_of(groups: Iterable[Group]) -> RolloutFigures:
         pass_rate=sum(passed(trajectory) for trajectory in sessions) / count,
         failed=sum(isinstance(trajectory.outcome, Failed | Cancelled) for trajectory in sessions),
         timed_out=sum(isinstance(trajectory.outcome, TimedOut) for trajectory in sessions),
+        cut_off=_cut_off(sessions),
         calls=sum(len(trace.call_ids) for trajectory in sessions for trace in trajectory.traces),
         scored_calls=len(scores),
         step_reward_mean=sum(scores) / len(scores) if scores else None,
@@ -89,3 +92,14 @@ def figures_of(groups: Iterable[Group]) -> RolloutFigures:
         per_request_tokens=sum(t.report.per_request_tokens for t in sessions),
         unique_tokens=sum(t.report.tree_tokens for t in sessions),
     )
+
+
+def _cut_off(sessions: Iterable[Trajectory]) -> Mapping[str, int]:
+    limits: Counter[str] = Counter()
+    for trajectory in sessions:
+        match trajectory.outcome:
+            case Completed(cut_off=limit) if limit is not None:
+                limits[limit] += 1
+            case _:
+                pass
+    return dict(limits)

@@ -6,8 +6,9 @@ import pytest
 from run_folders import FIRST, SECOND, make_call, write_run
 
 from polar.cli import app, console
-from polar.cli.show import call_body, pieces
+from polar.cli.show import call_body, outcome_text, pieces
 from polar.errors import JournalError
+from polar.types import Completed, Grade
 
 
 @pytest.fixture(scope="module")
@@ -139,3 +140,9 @@ def test_pieces_of_a_reply_cut_within_a_character_lose_no_token():
 
     assert sum(count for _, count in found) == 4
     assert re.fullmatch("a\N{REPLACEMENT CHARACTER}+", "".join(piece for piece, _ in found))
+
+
+def test_the_limit_at_which_a_session_was_cut_off_is_told():
+    told = outcome_text(Completed(Grade(0.0, False), 1, "max_calls")).plain
+    assert "its last call was refused at the limit max_calls" in told
+    assert "refused" not in outcome_text(Completed(Grade(0.0, False), 1)).plain

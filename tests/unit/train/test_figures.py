@@ -48,3 +48,10 @@ def test_no_sessions_are_no_division_by_zero():
 
 def test_a_session_that_nobody_grades_has_not_failed():
     assert figures_of([make_group(make_trajectory(outcome=Ended(0)))]).failed == 0
+
+
+def test_sessions_that_were_refused_further_calls_are_counted_by_limit():
+    grade = Grade(0.0, False)
+    outcomes = (Completed(grade, 0), Completed(grade, 1, "max_calls"), TimedOut("running", grade))
+    group = make_group(*(make_trajectory(outcome=outcome) for outcome in outcomes))
+    assert figures_of([group, group]).cut_off == {"max_calls": 2}
