@@ -67,7 +67,7 @@ TokenIds = Sequence[int] | IntArray
 Role = Literal["system", "user", "assistant", "tool"]
 CallKind = Literal["main", "subagent", "auxiliary", "compaction", "foreign"]
 FinishReason = Literal["stop", "length", "tool_calls", "abandoned", "error"]
-Stage = Literal["preparing", "running", "grading"]
+Stage = Literal["preparing", "running", "grading", "building"]
 CutOff = Literal["max_calls", "context"]
 """A limit at which the gateway refuses calls: their number, or what the context window holds."""
 

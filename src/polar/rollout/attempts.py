@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from polar.errors import JournalError, PolarError, RuntimeFailed
 from polar.evaluators.base import Evaluation
@@ -144,7 +145,9 @@ class Attempts:
                 evaluation = Evaluation(task, work_dir, self._runtime)
                 return await graded(session, evaluation, ran, journal=self._journal)
 
-    async def _enter(self, session: Session, at: _At, stage: Stage) -> None:
+    async def _enter(
+        self, session: Session, at: _At, stage: Literal["preparing", "running", "grading"]
+    ) -> None:
         at.stage = stage
         await self._journal.set_state(session, stage)
         self._on_event(SessionEvent(session.id, stage))

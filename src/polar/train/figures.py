@@ -23,6 +23,8 @@ class RolloutFigures:
     pass_rate: float
     failed: int
     """Sessions that broke through no fault of the model."""
+    failed_while: Mapping[str, int]
+    """Stage -> sessions of these that broke in it."""
     timed_out: int
     cut_off: Mapping[str, int]
     """Limit -> sessions whose last call the gateway refused there: `max_calls`, `context`."""
@@ -77,6 +79,7 @@ def figures_of(groups: Iterable[Group]) -> RolloutFigures:
         reward_std=pstdev([t.reward for t in sessions]) if sessions else 0.0,
         pass_rate=sum(passed(trajectory) for trajectory in sessions) / count,
         failed=sum(isinstance(trajectory.outcome, Failed | Cancelled) for trajectory in sessions),
+        failed_while=_failed_while(sessions),
         timed_out=sum(isinstance(trajectory.outcome, TimedOut) for trajectory in sessions),
         cut_off=_cut_off(sessions),
         calls=sum(len(trace.call_ids) for trajectory in sessions for trace in trajectory.traces),
@@ -103,3 +106,8 @@ def _cut_off(sessions: Iterable[Trajectory]) -> Mapping[str, int]:
             case _:
                 pass
     return dict(limits)
+
+
+def _failed_while(sessions: Iterable[Trajectory]) -> Mapping[str, int]:
+    outcomes = (trajectory.outcome for trajectory in sessions)
+    return dict(Counter(outcome.stage for outcome in outcomes if isinstance(outcome, Failed)))
