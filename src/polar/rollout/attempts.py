@@ -67,6 +67,7 @@ class Attempts:
         self._gateway_url = gateway_url
         self._runtime = runtime
         self._journal = journal
+        self._settings = settings
         self._work_root = work_root
         self._on_event = on_event
         self._installation = harness.find()
@@ -143,7 +144,9 @@ class Attempts:
             async with self._grading.hold(rank):
                 await self._enter(session, at, "grading")
                 evaluation = Evaluation(task, work_dir, self._runtime)
-                return await graded(session, evaluation, ran, journal=self._journal)
+                return await graded(
+                    session, evaluation, ran, journal=self._journal, settings=self._settings
+                )
 
     async def _enter(
         self, session: Session, at: _At, stage: Literal["preparing", "running", "grading"]

@@ -25,6 +25,8 @@ class RolloutFigures:
     """Sessions that broke through no fault of the model."""
     failed_while: Mapping[str, int]
     """Stage -> sessions of these that broke in it."""
+    nonzero_exits: int
+    """Graded sessions whose harness exited with something else than 0."""
     timed_out: int
     cut_off: Mapping[str, int]
     """Limit -> sessions whose last call the gateway refused there: `max_calls`, `context`."""
@@ -80,6 +82,7 @@ def figures_of(groups: Iterable[Group]) -> RolloutFigures:
         pass_rate=sum(passed(trajectory) for trajectory in sessions) / count,
         failed=sum(isinstance(trajectory.outcome, Failed | Cancelled) for trajectory in sessions),
         failed_while=_failed_while(sessions),
+        nonzero_exits=sum(_exited_nonzero(trajectory) for trajectory in sessions),
         timed_out=sum(isinstance(trajectory.outcome, TimedOut) for trajectory in sessions),
         cut_off=_cut_off(sessions),
         calls=sum(len(trace.call_ids) for trajectory in sessions for trace in trajectory.traces),
@@ -111,3 +114,7 @@ def _cut_off(sessions: Iterable[Trajectory]) -> Mapping[str, int]:
 def _failed_while(sessions: Iterable[Trajectory]) -> Mapping[str, int]:
     outcomes = (trajectory.outcome for trajectory in sessions)
     return dict(Counter(outcome.stage for outcome in outcomes if isinstance(outcome, Failed)))
+
+
+def _exited_nonzero(trajectory: Trajectory) -> bool:
+    return isinstance(trajectory.outcome, Completed) and trajectory.outcome.exit_code != 0
