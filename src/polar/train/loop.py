@@ -62,6 +62,7 @@ class TrainingLoop:
         record: Called, in a thread, with each metrics row; the caller writes and shows it.
         keep: Called, in a thread, with each collection's groups, to write the trajectories.
         progress: Called with what is being done and the done share of it.
+        saved: Called, in a thread, with each state that is on disk.
         clock: Seconds, monotonic.
     """
 
@@ -80,6 +81,7 @@ class TrainingLoop:
         record: Callable[[Mapping[str, object]], None],
         keep: Callable[[str, int, tuple[Group, ...]], None],
         progress: Callable[[str, float], None],
+        saved: Callable[[LoopState], None] = lambda state: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._trainer = trainer
@@ -100,6 +102,7 @@ class TrainingLoop:
         self._record = record
         self._keep = keep
         self._progress = progress
+        self._on_saved = saved
         self._clock = clock
         self._state = LoopState(
             step=0, warm_started=False, before=None, spent_s=0.0, weight_version=0
@@ -357,6 +360,7 @@ class TrainingLoop:
                 where=str(self._state_dir),
                 fix="Free some space, then resume; finished sessions are kept.",
             ) from error
+        self._on_saved(state)
 
 
 async def _to_its_end(
