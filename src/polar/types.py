@@ -18,6 +18,7 @@ __all__ = [
     "Cancelled",
     "Chat",
     "Completed",
+    "CutOff",
     "Delta",
     "Ended",
     "EvaluatorSpec",
@@ -66,7 +67,9 @@ TokenIds = Sequence[int] | IntArray
 Role = Literal["system", "user", "assistant", "tool"]
 CallKind = Literal["main", "subagent", "auxiliary", "compaction", "foreign"]
 FinishReason = Literal["stop", "length", "tool_calls", "abandoned", "error"]
-Stage = Literal["preparing", "running", "grading"]
+Stage = Literal["preparing", "running", "grading", "building"]
+CutOff = Literal["max_calls", "context"]
+"""A limit at which the gateway refuses calls: their number, or what the context window holds."""
 
 
 def _empty() -> Mapping[str, Any]:
@@ -319,6 +322,8 @@ class Completed:
 
     grade: Grade
     exit_code: int
+    cut_off: CutOff | None = None
+    """The limit at which the gateway refused its last call; absent: it ended by itself."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -175,6 +175,7 @@ def test_calls_come_back_bit_for_bit_also_after_reopening(
     "outcome",
     [
         Completed(Grade(0.5, passed=True, details={"checks": [1, "ü"]}), exit_code=137),
+        Completed(Grade(0.0, passed=False), exit_code=1, cut_off="max_calls"),
         Failed("preparing", "no sandbox"),
         TimedOut("running", Grade(1.0, passed=False)),
         TimedOut("grading"),

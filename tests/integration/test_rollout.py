@@ -9,6 +9,8 @@ from rollout_support import appeared, is_alive, plan, task, world
 from polar.errors import EngineError, JournalError, RuntimeFailed
 from polar.harnesses.shell import Shell
 from polar.rollout import SessionEvent
+from polar.train.settings import TrainSettings
+from polar.train.standing import is_truncated
 from polar.types import Completed, EvaluatorSpec, Failed, Grade, TimedOut
 
 
@@ -217,10 +219,45 @@ async def test_a_harness_may_make_no_more_calls_than_its_limit(tmp_path):
     async with world(tmp_path) as at:
         greedy = task("ask a; ask b; ask c", max_calls=2)
         (group,) = await at.rollout().collect_all(plan(greedy))
+        (record,) = await at.journal.sessions()
     outcome = group.trajectories[0].outcome
-    assert isinstance(outcome, Completed)
-    assert outcome.exit_code == 1
+    assert outcome == Completed(outcome.grade, exit_code=1, cut_off="max_calls")
+    assert record.outcome == outcome
+    assert is_truncated(group.trajectories[0], TrainSettings())
     assert len(group.trajectories[0].traces[0].call_ids) == 2
+
+
+async def test_a_session_that_ends_within_its_limit_of_calls_is_not_cut_off(tmp_path):
+    async with world(tmp_path) as at:
+        (group,) = await at.rollout().collect_all(plan(task("ask a; ask b", max_calls=2)))
+    assert group.trajectories[0].outcome.cut_off is None
+    assert not is_truncated(group.trajectories[0], TrainSettings())
+
+
+LONG = "word " * 400
+
+
+async def test_a_session_that_a_full_context_window_ended_is_cut_off(tmp_path):
+    async with world(tmp_path, max_context=1000) as at:
+        (group,) = await at.rollout().collect_all(plan(task(f"ask a; ask {LONG}")))
+    outcome = group.trajectories[0].outcome
+    assert (outcome.exit_code, outcome.cut_off) == (1, "context")
+    assert is_truncated(group.trajectories[0], TrainSettings())
+
+
+async def test_a_session_that_goes_on_after_a_full_context_window_is_not_cut_off(tmp_path):
+    async with world(tmp_path, max_context=1000) as at:
+        compacting = task(f"ask a; try {LONG}; ask b; write out 42")
+        (group,) = await at.rollout().collect_all(plan(compacting))
+    assert group.trajectories[0].outcome == Completed(group.trajectories[0].outcome.grade, 0)
+
+
+async def test_a_refused_side_call_cuts_no_session_off(tmp_path):
+    async with world(tmp_path) as at:
+        at.harness = _Sided(at.harness._settings)
+        (group,) = await at.rollout().collect_all(plan(task("ask a; try side", max_calls=1)))
+        assert at.gateway.totals["refused_at_call_limit"] == 1
+    assert group.trajectories[0].outcome.cut_off is None
 
 
 class _Sided(Shell):
@@ -228,6 +265,64 @@ class _Sided(Shell):
 
     def kind_of(self, chat, headers):
         return "foreign" if chat.messages[-1].content == "side" else "main"
+
+
+class _Picky(Shell):
+    """Takes every exit code but 0 for its own failure."""
+
+    def ended_well(self, result):
+        return result.exit_code == 0
+
+
+async def outcomes_of(tmp_path, instruction, *replies, **settings):
+    """Run a task by a harness that tells how it ended; give the outcome, and its attempts."""
+    async with world(tmp_path, replies or None, max_context=1000) as at:
+        at.harness = _Picky(at.harness._settings)
+        (group,) = await at.rollout(**settings).collect_all(plan(task(instruction, max_calls=2)))
+        (record,) = await at.journal.sessions()
+    return group.trajectories[0].outcome, record.session.attempt + 1
+
+
+async def test_a_harness_that_breaks_fails_its_session_where_that_is_asked_for(tmp_path):
+    outcome, attempts = await outcomes_of(
+        tmp_path, "ask what; write out 42; exit 3", broken_harness="fail"
+    )
+    assert isinstance(outcome, Failed)
+    assert outcome.error.startswith("the harness broke (exit 3)")
+    assert attempts == 2
+
+
+async def test_the_work_of_a_harness_that_breaks_is_judged_otherwise(tmp_path):
+    outcome, attempts = await outcomes_of(tmp_path, "ask what; write out 42; exit 3")
+    assert (outcome.exit_code, outcome.grade.reward, attempts) == (3, 1.0, 1)
+
+
+@pytest.mark.parametrize(
+    ("instruction", "limit"), [("ask a; ask b; ask c", "max_calls"), (f"ask {LONG}", "context")]
+)
+async def test_a_harness_that_ends_at_a_limit_has_not_broken(tmp_path, instruction, limit):
+    outcome, attempts = await outcomes_of(
+        tmp_path,
+        f"ask first; {instruction}" if limit == "context" else instruction,
+        broken_harness="fail",
+    )
+    assert isinstance(outcome, Completed)
+    assert (outcome.exit_code, outcome.cut_off, attempts) == (1, limit, 1)
+
+
+async def test_a_harness_that_ends_on_a_reply_that_was_cut_has_not_broken(tmp_path):
+    outcome, _ = await outcomes_of(
+        tmp_path, "ask what; exit 1", list(range(1, 9)), max_tokens=4, broken_harness="fail"
+    )
+    assert isinstance(outcome, Completed)
+    assert outcome.exit_code == 1
+
+
+async def test_a_first_request_that_does_not_fit_is_said_to_be_too_long(tmp_path):
+    outcome, _ = await outcomes_of(tmp_path, f"ask {LONG}")
+    assert isinstance(outcome, Failed)
+    assert outcome.error.startswith("the first request has ")
+    assert "context window does not hold" in outcome.error
 
 
 async def test_a_side_call_that_fails_last_does_not_fail_its_session(tmp_path):

@@ -128,6 +128,30 @@ def test_a_run_that_is_killed_and_resumed_has_the_same_weights_bit_for_bit(at):
     assert (at / "whole" / weights).read_bytes() != (at / "model/model.safetensors").read_bytes()
 
 
+@pytest.mark.writers
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.timeout(300)
+def test_a_run_that_is_killed_and_resumed_has_no_row_twice_in_tensorboard(at):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = at / "killed"
+    changes = ["--set", "metrics.writers=[tensorboard]", "--set", "loop.save_every=3"]
+    killed = start(at, "run.json", "--run-dir", run, *changes)
+    while len(trained_steps(run)) < 5:
+        assert killed.poll() is None
+        time.sleep(0.005)
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate(timeout=30)
+    assert len(trained_steps(run)) < 8
+    finished(start(at, "--resume", run))
+
+    events = EventAccumulator(str(run / "tensorboard"), purge_orphaned_data=False)
+    events.Reload()
+    found = [(event.step, event.value) for event in events.Scalars("train/sampled_tokens")]
+    assert found == [(row["step"], row["sampled_tokens"]) for row in trained_steps(run)]
+    assert [step for step, _ in found] == list(range(1, 9))
+
+
 def worker_of(process: subprocess.Popen[str]) -> int:
     """Find the process of rank 1 among torchrun's children."""
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()

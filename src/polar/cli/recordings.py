@@ -9,7 +9,7 @@ from typing import Any
 from polar.cli.run_folder import RunFolder
 from polar.errors import ConfigError
 from polar.store import read_journal
-from polar.trajectory import BuildPolicy, build, credit, from_table
+from polar.trajectory import BuildPolicy, build, credit, from_table, reward_of
 from polar.types import Trajectory
 
 __all__ = ["Wanted", "of_files", "of_run"]
@@ -72,6 +72,8 @@ def _of_journal(folder: RunFolder, wanted: Wanted) -> Iterator[Trajectory]:
     with read_journal(folder.journal) as journal:
         for record in journal.sessions():
             if not wanted(record.phase) or record.outcome is None:
+                continue
+            if reward_of(record.outcome) is None:  # its traces may be such as cannot be built
                 continue
             calls = journal.calls(record.session.id, record.session.attempt)
             built = build(calls, builder=settings.builder, policy=policy)

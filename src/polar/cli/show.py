@@ -26,7 +26,7 @@ from polar.types import Call, Cancelled, Completed, Ended, Failed, Grade, Outcom
 if TYPE_CHECKING:
     from polar.rendering import Renderer
 
-__all__ = ["call_body", "call_heading", "named_in", "pieces", "show"]
+__all__ = ["call_body", "call_heading", "named_in", "outcome_text", "pieces", "show"]
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -131,7 +131,7 @@ def _print_session(
         console.print(call_heading(call, parent))
         console.print(call_body(call, parent, renderer.decode, logprobs=logprobs), soft_wrap=True)
     console.print(Rule(style="dim"))
-    console.print(_outcome(record.outcome))
+    console.print(outcome_text(record.outcome))
 
 
 def _renderer(folder: RunFolder) -> Renderer:
@@ -223,26 +223,14 @@ def pieces(token_ids: Sequence[int], decode: Decode) -> list[tuple[str, int]]:
     return found
 
 
-def _shade(logprob: float) -> str:
-    return next((style for least, style in _SHADES if math.exp(logprob) > least), _UNLIKELY)
-
-
-def _grade(outcome: Outcome | None) -> Grade | None:
-    match outcome:
-        case Completed(grade=grade) | TimedOut(grade=grade):
-            return grade
-        case Failed() | Cancelled() | Ended() | None:
-            return None
-        case _:
-            assert_never(outcome)
-
-
-def _outcome(outcome: Outcome | None) -> Text:  # noqa: PLR0911 - one line an outcome
+def outcome_text(outcome: Outcome | None) -> Text:  # noqa: PLR0911 - one line an outcome
+    """Say how a session ended and what it earned."""
     match outcome:
         case None:
             return Text("no outcome yet")
-        case Completed(grade=grade, exit_code=exit_code):
-            return _graded(grade).append(f"  (the harness exited with {exit_code})")
+        case Completed(grade=grade, exit_code=exit_code, cut_off=limit):
+            refused = "" if limit is None else f"; its last call was refused at the limit {limit}"
+            return _graded(grade).append(f"  (the harness exited with {exit_code}{refused})")
         case TimedOut(stage=stage, grade=Grade() as grade):
             return _graded(grade).append(f"  (timed out while {stage})")
         case TimedOut(stage=stage):
@@ -253,6 +241,20 @@ def _outcome(outcome: Outcome | None) -> Text:  # noqa: PLR0911 - one line an ou
             return Text(f"failed while {stage}: {without_control(error)}", "fail")
         case Cancelled(reason=reason):
             return Text(f"cancelled: {reason}", "warn")
+        case _:
+            assert_never(outcome)
+
+
+def _shade(logprob: float) -> str:
+    return next((style for least, style in _SHADES if math.exp(logprob) > least), _UNLIKELY)
+
+
+def _grade(outcome: Outcome | None) -> Grade | None:
+    match outcome:
+        case Completed(grade=grade) | TimedOut(grade=grade):
+            return grade
+        case Failed() | Cancelled() | Ended() | None:
+            return None
         case _:
             assert_never(outcome)
 

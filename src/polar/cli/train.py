@@ -161,18 +161,19 @@ async def _run_loop(
     from polar.cli.compose import EngineSync
     from polar.train.loop import TrainingLoop
     from polar.train.records import MetricsLog, draw_curve
+    from polar.train.writers import CountedRows
 
     config, run_dir = parts.config, parts.run_dir
     assert parts.trainer is not None
     metrics = await asyncio.to_thread(MetricsLog, run_dir / "metrics.jsonl")
+    counted = await asyncio.to_thread(CountedRows, writers, run_dir / "metrics-sent.jsonl")
     train_tasks, heldout_tasks = tasks
 
     def record(row: Mapping[str, object]) -> None:
         if row["phase"] == "train":
             row = {**row, "stage_use": dict(stages.take())}
         metrics.add(row)
-        for writer in writers:
-            writer.add(row)
+        counted.add([row])
         if row["phase"] == "train":
             view.step(row, steps=config.loop.steps)
         elif "pass_at_1" in row:
@@ -203,12 +204,16 @@ async def _run_loop(
         record=record,
         keep=keep,
         progress=view.training,
+        saved=lambda state: counted.send(state.has),
     )
     if resume:
         await asyncio.to_thread(loop.resume)
         await asyncio.to_thread(metrics.retain, loop.state.has)
+        counted.add(metrics.rows)
+        await asyncio.to_thread(counted.send)
         view.say(f"resuming after step {loop.state.step}")
     before, after = await loop.run()
+    await asyncio.to_thread(counted.send)
     with view.doing("writing the checkpoint"):
         checkpoint = run_dir / "checkpoints" / "final"
         await asyncio.to_thread(write_checkpoint, parts.trainer, parts.model_dir, checkpoint)

@@ -17,7 +17,7 @@ from polar.cli.console import console, errors, plain
 from polar.cli.run_folder import RunFolder, chosen_run
 from polar.config import environment
 from polar.engines import read_tape
-from polar.errors import FidelityError
+from polar.errors import FidelityError, PolarError
 from polar.rollout.settings import RolloutSettings
 from polar.store import JournalReader, read_journal
 from polar.trajectory import (
@@ -98,10 +98,10 @@ def verify_run(folder: RunFolder) -> Verification:
 
 def _rebuilt(
     journal: JournalReader, settings: RolloutSettings, found: Verification
-) -> Mapping[SessionId, Sequence[Built]]:
-    """Rebuild and check every attempt of every session."""
+) -> Mapping[SessionId, Sequence[Built | None]]:
+    """Rebuild and check every attempt of every session; one that cannot be is None."""
     policy = BuildPolicy(max_trace_tokens=settings.max_trace_tokens)
-    rebuilt: dict[SessionId, list[Built]] = {}
+    rebuilt: dict[SessionId, list[Built | None]] = {}
     for record in journal.sessions():
         session = record.session
         found.counts["sessions"] += 1
@@ -111,8 +111,9 @@ def _rebuilt(
             try:
                 built = build(calls, builder=settings.builder, policy=policy)
                 report = check(calls, built)
-            except FidelityError as error:
-                found.violations.append(f"{session.id}, attempt {attempt}: {error}")
+            except Exception as error:  # whatever it is, the other sessions are to be checked
+                found.violations.append(f"{session.id}, attempt {attempt}: {_told(error)}")
+                builds.append(None)
                 continue
             builds.append(built)
             found.counts["attempts"] += 1
@@ -127,6 +128,10 @@ def _rebuilt(
     return rebuilt
 
 
+def _told(error: Exception) -> str:
+    return str(error) if isinstance(error, PolarError) else f"{type(error).__name__}: {error}"
+
+
 def _calls(journal: JournalReader, *, scripted: bool) -> list[Call]:
     return [
         call
@@ -138,7 +143,7 @@ def _calls(journal: JournalReader, *, scripted: bool) -> list[Call]:
 
 
 def _compare_table(
-    path: Path, attempts: Mapping[SessionId, Sequence[Built]], found: Verification
+    path: Path, attempts: Mapping[SessionId, Sequence[Built | None]], found: Verification
 ) -> None:
     import pyarrow as pa
     from pyarrow import parquet
@@ -151,7 +156,9 @@ def _compare_table(
         return
     for trajectory in trajectories:
         builds = attempts.get(trajectory.session_id, ())
-        if any(_is_of(trajectory, built, present=present) for built in builds):
+        if None in builds and not trajectory.traces:
+            continue  # it trained nothing, and what is wrong with it has been said
+        if any(built and _is_of(trajectory, built, present=present) for built in builds):
             found.counts["trajectories equal to the rebuilt ones"] += 1
         else:
             found.violations.append(

@@ -8,9 +8,12 @@ from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 
 from polar.store.base import Scored, Unscored
-from polar.types import Call, CallKind, Chat
+from polar.types import Call, CallKind, Chat, CutOff
 
 __all__ = ["SessionPolicy", "SessionUsage", "UsageCounter"]
+
+_WORK: frozenset[CallKind] = frozenset({"main", "subagent", "compaction"})
+"""Kinds of calls without which a harness cannot go on with its work."""
 
 
 def _always_main(chat: Chat, headers: Mapping[str, str]) -> CallKind:
@@ -60,6 +63,10 @@ class SessionUsage:
     """Requests that never became a call, because their prompt fills the context window."""
     longest_refused: int = 0
     """Tokens of the longest prompt of those."""
+    refused_at_call_limit: int = 0
+    """Requests that never became a call, because the session had made as many as it may."""
+    cut_off: CutOff | None = None
+    """The limit at which the work's last call was refused; absent: no call was, or it went on."""
     forks: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     """Reason -> calls that extended no earlier call."""
 
@@ -75,6 +82,12 @@ class UsageCounter:
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
         self._forks: Counter[str] = Counter()
+        self._cut_off: CutOff | None = None
+
+    def add_begun(self, kind: CallKind) -> None:
+        """See that a call of some kind has begun: after a refusal, the work goes on."""
+        if kind in _WORK:
+            self._cut_off = None
 
     def add_call(self, call: Call) -> None:
         """Count a call that is on record."""
@@ -98,12 +111,23 @@ class UsageCounter:
         """Count what became of the scoring of a call."""
         self._counts["scored_calls" if isinstance(result, Scored) else "unscored_calls"] += 1
 
-    def add_refused_for_length(self, prompt_tokens: int) -> None:
+    def add_refused_at_call_limit(self, kind: CallKind) -> None:
+        """Count a request beyond the calls that the session may make."""
+        self._counts["refused_at_call_limit"] += 1
+        self._refuse(kind, "max_calls")
+
+    def add_refused_for_length(self, kind: CallKind, prompt_tokens: int) -> None:
         """Count a request whose prompt fills the context window."""
+        self._refuse(kind, "context")
         self._counts["refused_for_length"] += 1
         longest = max(self._counts["longest_refused"], prompt_tokens)
         self._counts["longest_refused"] = longest
 
     def usage(self) -> SessionUsage:
         """Take the counts as they are now."""
-        return SessionUsage(**self._counts, forks=MappingProxyType(dict(self._forks)))
+        forks = MappingProxyType(dict(self._forks))
+        return SessionUsage(**self._counts, cut_off=self._cut_off, forks=forks)
+
+    def _refuse(self, kind: CallKind, limit: CutOff) -> None:
+        if kind in _WORK:
+            self._cut_off = limit

@@ -148,15 +148,13 @@ class OpenSession:
         return None if header is None else headers.get(header)
 
     def _begin(self, chat: Chat, headers: Mapping[str, str], asked: Hashable) -> RunningCall:
-        limit = self._policy.max_calls
-        if limit is not None and self._begun >= limit:
-            raise BadRequest(f"call limit reached: this session may make {limit} calls")
-        environment = self._environment
         kind = self._policy.kind_of(chat, headers)
+        self._check_limit(kind)
+        environment = self._environment
         intercepted = self._intercepted(chat)
         seen, model = intercepted.seen, self._chosen(intercepted)
         prepared = self._fork_reasons.explain(self._splicer.prepare(seen), kind, seen.messages)
-        sampling = self._sampling(seen.sampling, len(prepared.prompt_ids))
+        sampling = self._sampling(seen.sampling, len(prepared.prompt_ids), kind)
         request = CallRequest(
             id=CallId(f"call-{environment.new_id()}"),
             session=self.session,
@@ -173,6 +171,7 @@ class OpenSession:
             seen.tools, new_tool_call_id=lambda: f"call_{environment.new_id()}"
         )
         self._begun += 1
+        self._counter.add_begun(kind)
         return RunningCall(
             request,
             Assembly(
@@ -185,6 +184,12 @@ class OpenSession:
             on_deserted=self._deserted,
             on_done=self._done,
         )
+
+    def _check_limit(self, kind: CallKind) -> None:
+        limit = self._policy.max_calls
+        if limit is not None and self._begun >= limit:
+            self._counter.add_refused_at_call_limit(kind)
+            raise BadRequest(f"call limit reached: this session may make {limit} calls")
 
     def _intercepted(self, chat: Chat) -> Intercepted:
         try:
@@ -206,11 +211,11 @@ class OpenSession:
             )
         return chosen
 
-    def _sampling(self, wanted: Sampling, prompt_tokens: int) -> Sampling:
+    def _sampling(self, wanted: Sampling, prompt_tokens: int, kind: CallKind) -> Sampling:
         """Pin and clamp what the harness wants."""
         room = self._environment.max_context - prompt_tokens
         if room < 1:
-            self._counter.add_refused_for_length(prompt_tokens)
+            self._counter.add_refused_for_length(kind, prompt_tokens)
             raise ContextOverflow(
                 prompt_tokens=prompt_tokens, max_context=self._environment.max_context
             )

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from polar.errors import JournalError, PolarError, RuntimeFailed
 from polar.evaluators.base import Evaluation
@@ -66,6 +67,7 @@ class Attempts:
         self._gateway_url = gateway_url
         self._runtime = runtime
         self._journal = journal
+        self._settings = settings
         self._work_root = work_root
         self._on_event = on_event
         self._installation = harness.find()
@@ -145,9 +147,13 @@ class Attempts:
             async with self._grading.hold(rank):
                 await self._enter(session, at, "grading")
                 evaluation = Evaluation(task, work_dir, self._runtime)
-                return await graded(session, evaluation, ran, journal=self._journal)
+                return await graded(
+                    session, evaluation, ran, journal=self._journal, settings=self._settings
+                )
 
-    async def _enter(self, session: Session, at: _At, stage: Stage) -> None:
+    async def _enter(
+        self, session: Session, at: _At, stage: Literal["preparing", "running", "grading"]
+    ) -> None:
         at.stage = stage
         await self._journal.set_state(session, stage)
         self._on_event(SessionEvent(session.id, stage))

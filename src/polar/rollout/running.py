@@ -27,6 +27,8 @@ class Ran:
     """How the harness exited; absent: its budget was used up."""
     usage: SessionUsage
     """What it asked of the gateway."""
+    ended_well: bool = True
+    """Whether the harness ended by itself, as its preset reads the exit; false: it broke."""
 
 
 class HarnessRuns:
@@ -60,7 +62,7 @@ class HarnessRuns:
             )
         finally:
             usage = await self._gateway.close(session.id)
-        return Ran(result, usage)
+        return Ran(result, usage, result is None or self._harness.ended_well(result))
 
     def _policy(self, task: Task) -> SessionPolicy:
         settings = self._settings

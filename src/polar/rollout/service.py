@@ -9,17 +9,17 @@ from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 
-from polar import trajectory
 from polar.gateway import Gateway
 from polar.harnesses.base import Harness
 from polar.rollout.attempts import Attempts
-from polar.rollout.endings import is_graded, reward_of, state_of
+from polar.rollout.building import Building
+from polar.rollout.endings import is_graded, state_of
 from polar.rollout.faults import FaultStreak
 from polar.rollout.plan import Plan, SessionEvent
 from polar.rollout.settings import RolloutSettings
 from polar.runtimes.base import Runtime
 from polar.store.base import Journal, SessionRecord
-from polar.types import Group, Outcome, Session, SessionId, Task, Trajectory
+from polar.types import Group, Session, SessionId, Task, Trajectory
 
 __all__ = ["Rollout"]
 
@@ -54,6 +54,7 @@ class Rollout:
         new_key: Callable[[], str] = lambda: secrets.token_urlsafe(24),
     ) -> None:
         self._journal = journal
+        self._building = Building(journal, settings)
         self._settings = settings
         self._on_event = on_event
         self._new_key = new_key
@@ -77,7 +78,6 @@ class Rollout:
 
         Raises:
             JournalError: The journal can no longer be written; nothing unrecorded was sent.
-            FidelityError: The calls of a session contradict each other.
             SessionsBroken: Session after session ended without a grade.
         """
         known = await self._known(plan)
@@ -145,11 +145,11 @@ class Rollout:
         for attempt in range(first, first + self._settings.max_attempts):
             session = replace(session, attempt=attempt, key=self._new_key())
             outcome = await self._attempts.run(plan, task, session)
-            if is_graded(outcome):
+            done = await self._building.build(session, outcome)
+            if is_graded(done.outcome):
                 break
-        done = await self._trajectory(task, session, outcome)
-        self._on_event(SessionEvent(session.id, state_of(outcome), done))
-        self._streak.add(session.id, outcome)
+        self._on_event(SessionEvent(session.id, state_of(done.outcome), done))
+        self._streak.add(session.id, done.outcome)
         return done
 
     async def _take_over(self, plan: Plan, task: Task, record: SessionRecord) -> Trajectory | None:
@@ -164,25 +164,8 @@ class Rollout:
             oldest = plan.weight_version - plan.max_age
             if not versions or not versions <= set(range(oldest, plan.weight_version + 1)):
                 return None
-        done = await self._trajectory(task, record.session, record.outcome)
-        self._on_event(SessionEvent(record.session.id, state_of(record.outcome), done))
+        done = await self._building.build(record.session, record.outcome)
+        if not is_graded(done.outcome):
+            return None
+        self._on_event(SessionEvent(record.session.id, state_of(done.outcome), done))
         return done
-
-    async def _trajectory(self, task: Task, session: Session, outcome: Outcome) -> Trajectory:
-        calls = await self._journal.calls(session.id, session.attempt)
-        built = trajectory.build(
-            calls,
-            builder=self._settings.builder,
-            policy=trajectory.BuildPolicy(max_trace_tokens=self._settings.max_trace_tokens),
-        )
-        scores = await self._journal.scores(session.id, session.attempt)
-        found = trajectory.credit(session, built, outcome, step_rewards=scores)
-        return found or Trajectory(
-            session_id=session.id,
-            task_id=task.id,
-            group_id=session.group_id,
-            traces=built.traces,
-            reward=reward_of(outcome),
-            outcome=outcome,
-            report=built.report,
-        )

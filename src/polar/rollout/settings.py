@@ -24,6 +24,10 @@ class RolloutSettings(BaseModel):
     """Graders at the same time."""
     max_attempts: int = Field(default=2, ge=1)
     """Attempts of a session that failed through no fault of the model (sandbox, engine)."""
+    broken_harness: Literal["grade", "fail"] = "grade"
+    """What becomes of a session whose harness itself broke, as its preset reads the exit. `grade`:
+    its work is judged all the same. `fail`: it has failed and is tried again, unless a limit was
+    what ended it: its last call was refused, or the last reply was cut."""
     stop_after_failures: int | None = Field(default=32, ge=1)
     """Sessions in a row that end without a grade before the run is stopped; absent: never."""
     temperature: float = Field(default=1.0, gt=0)

@@ -26,12 +26,13 @@ def decode_outcome(text: str) -> Outcome:
     fields: dict[str, Any] = orjson.loads(text)
     match fields:
         case {"kind": "completed"}:
-            return Completed(Grade(**fields["grade"]), fields["exit_code"])
+            grade, cut_off = Grade(**fields["grade"]), fields.get("cut_off")
+            return Completed(grade, fields["exit_code"], cut_off)
         case {"kind": "failed"}:
             return Failed(fields["stage"], fields["error"])
         case {"kind": "timed_out"}:
-            grade = fields["grade"]
-            return TimedOut(fields["stage"], None if grade is None else Grade(**grade))
+            partial = fields["grade"]
+            return TimedOut(fields["stage"], None if partial is None else Grade(**partial))
         case {"kind": "cancelled"}:
             return Cancelled(fields["reason"])
         case {"kind": "ended"}:
@@ -42,8 +43,9 @@ def decode_outcome(text: str) -> Outcome:
 
 def _tagged(outcome: Outcome) -> dict[str, Any]:
     match outcome:
-        case Completed(grade=grade, exit_code=exit_code):
-            return {"kind": "completed", "grade": _grade(grade), "exit_code": exit_code}
+        case Completed(grade=grade, exit_code=exit_code, cut_off=cut_off):
+            ended = {"exit_code": exit_code, "cut_off": cut_off}
+            return {"kind": "completed", "grade": _grade(grade), **ended}
         case Failed(stage=stage, error=error):
             return {"kind": "failed", "stage": stage, "error": error}
         case TimedOut(stage=stage, grade=partial):

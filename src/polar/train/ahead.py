@@ -40,11 +40,15 @@ class Ahead(Generic[Begun, Collected]):
     step queue for slots behind those of the step before: slots that have become free while the
     last sessions of a step go on are not left empty.
 
+    Nor is a step begun so early that it only grows old: where training finds the step after the
+    one it takes complete as well, the following ones are begun one step later, and where it has to
+    wait, one step earlier, within the bound.
+
     Args:
         steps: Collects for a step.
         first: The next step to be trained.
         last: The last step that is ever wanted.
-        depth: Steps that are collected before their turn.
+        depth: Most steps that are collected before their turn.
     """
 
     def __init__(
@@ -54,8 +58,16 @@ class Ahead(Generic[Begun, Collected]):
         self._steps = range(first, last + 1)
         self._begun: asyncio.Queue[Begun] = asyncio.Queue()
         self._ready: asyncio.Queue[Collected | _Broken] = asyncio.Queue()
-        self._allowed = asyncio.Semaphore(depth + 1)
+        self._most = depth
+        self._depth = depth
+        self._trained = 0
+        self._changed = asyncio.Event()
         self._wanted = asyncio.Event()
+
+    @property
+    def depth(self) -> int:
+        """Steps that are collected before their turn, as things are now."""
+        return self._depth
 
     async def take(self) -> Collected:
         """Wait for the next step's collection.
@@ -63,23 +75,28 @@ class Ahead(Generic[Begun, Collected]):
         Raises:
             Exception: Whatever broke the collection.
         """
+        waits = self._ready.empty()
         self._wanted.set()
         try:
             item = await self._ready.get()
         finally:
             self._wanted.clear()
+        self._pace(waited=waits)
         if isinstance(item, _Broken):
             raise item.error
         return item
 
     def trained(self) -> None:
         """Let the collection go one step further."""
-        self._allowed.release()
+        self._trained += 1
+        self._changed.set()
 
     async def begin(self) -> None:
-        """Begin one step after another, as far as the bound allows."""
-        for step in self._steps:
-            await self._allowed.acquire()
+        """Begin one step after another, as far as the bound and the pace allow."""
+        for before, step in enumerate(self._steps):
+            while before > self._trained + self._depth:
+                self._changed.clear()
+                await self._changed.wait()
             self._begun.put_nowait(self._collects.begin(step))
 
     async def finish(self) -> None:
@@ -90,6 +107,14 @@ class Ahead(Generic[Begun, Collected]):
                 self._ready.put_nowait(await self._collects.finish(begun, self._wanted))
         except Exception as error:
             self._ready.put_nowait(_Broken(error))
+
+    def _pace(self, *, waited: bool) -> None:
+        """Collect as few steps ahead as keep training from waiting; one is never in its way."""
+        if waited:
+            self._depth = min(self._depth + 1, self._most)
+        elif not self._ready.empty():
+            self._depth = max(self._depth - 1, min(1, self._most))
+        self._changed.set()
 
 
 @dataclass(frozen=True, slots=True)

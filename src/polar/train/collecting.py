@@ -23,6 +23,8 @@ class Collection:
     groups: tuple[Group, ...]
     rollout_s: float
     """From when the step was begun, or the one before it was complete, until it was complete."""
+    complete_at: float
+    """When it was complete, in seconds."""
     refilled: int
     """Groups that were collected in place of groups without spread."""
     carried: int = 0
@@ -95,7 +97,14 @@ class Collector:
         groups = self._as_settled((*carried, *own, *refills), begun.step)
         since = max(begun.started, self._finished_at)
         self._finished_at = self._clock()
-        return Collection(groups, self._finished_at - since, len(refills), len(carried), late)
+        return Collection(
+            groups=groups,
+            rollout_s=self._finished_at - since,
+            complete_at=self._finished_at,
+            refilled=len(refills),
+            carried=len(carried),
+            late=late,
+        )
 
     def carry(self, late: Sequence[Late]) -> None:
         """Collect what an earlier process of the run did not wait for."""

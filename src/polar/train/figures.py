@@ -23,7 +23,13 @@ class RolloutFigures:
     pass_rate: float
     failed: int
     """Sessions that broke through no fault of the model."""
+    failed_while: Mapping[str, int]
+    """Stage -> sessions of these that broke in it."""
+    nonzero_exits: int
+    """Graded sessions whose harness exited with something else than 0."""
     timed_out: int
+    cut_off: Mapping[str, int]
+    """Limit -> sessions whose last call the gateway refused there: `max_calls`, `context`."""
     calls: int
     """Those whose tokens are trained."""
     scored_calls: int
@@ -75,7 +81,10 @@ def figures_of(groups: Iterable[Group]) -> RolloutFigures:
         reward_std=pstdev([t.reward for t in sessions]) if sessions else 0.0,
         pass_rate=sum(passed(trajectory) for trajectory in sessions) / count,
         failed=sum(isinstance(trajectory.outcome, Failed | Cancelled) for trajectory in sessions),
+        failed_while=_failed_while(sessions),
+        nonzero_exits=sum(_exited_nonzero(trajectory) for trajectory in sessions),
         timed_out=sum(isinstance(trajectory.outcome, TimedOut) for trajectory in sessions),
+        cut_off=_cut_off(sessions),
         calls=sum(len(trace.call_ids) for trajectory in sessions for trace in trajectory.traces),
         scored_calls=len(scores),
         step_reward_mean=sum(scores) / len(scores) if scores else None,
@@ -89,3 +98,23 @@ def figures_of(groups: Iterable[Group]) -> RolloutFigures:
         per_request_tokens=sum(t.report.per_request_tokens for t in sessions),
         unique_tokens=sum(t.report.tree_tokens for t in sessions),
     )
+
+
+def _cut_off(sessions: Iterable[Trajectory]) -> Mapping[str, int]:
+    limits: Counter[str] = Counter()
+    for trajectory in sessions:
+        match trajectory.outcome:
+            case Completed(cut_off=limit) if limit is not None:
+                limits[limit] += 1
+            case _:
+                pass
+    return dict(limits)
+
+
+def _failed_while(sessions: Iterable[Trajectory]) -> Mapping[str, int]:
+    outcomes = (trajectory.outcome for trajectory in sessions)
+    return dict(Counter(outcome.stage for outcome in outcomes if isinstance(outcome, Failed)))
+
+
+def _exited_nonzero(trajectory: Trajectory) -> bool:
+    return isinstance(trajectory.outcome, Completed) and trajectory.outcome.exit_code != 0

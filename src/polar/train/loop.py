@@ -20,9 +20,9 @@ from polar.train.figures import figures_of, passed
 from polar.train.loop_settings import LoopSettings
 from polar.train.loop_state import Evaluation, Late, LoopState, wilson_interval
 from polar.train.memory import release_freed_memory
-from polar.train.pace import pace
 from polar.train.staleness import within_bound
 from polar.train.standing import has_spread
+from polar.train.step_row import StepTimes, step_row
 from polar.types import Group, Task, Trajectory
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ class TrainingLoop:
         record: Called, in a thread, with each metrics row; the caller writes and shows it.
         keep: Called, in a thread, with each collection's groups, to write the trajectories.
         progress: Called with what is being done and the done share of it.
+        saved: Called, in a thread, with each state that is on disk.
         clock: Seconds, monotonic.
     """
 
@@ -80,6 +81,7 @@ class TrainingLoop:
         record: Callable[[Mapping[str, object]], None],
         keep: Callable[[str, int, tuple[Group, ...]], None],
         progress: Callable[[str, float], None],
+        saved: Callable[[LoopState], None] = lambda state: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._trainer = trainer
@@ -100,6 +102,7 @@ class TrainingLoop:
         self._record = record
         self._keep = keep
         self._progress = progress
+        self._on_saved = saved
         self._clock = clock
         self._state = LoopState(
             step=0, warm_started=False, before=None, spent_s=0.0, weight_version=0
@@ -255,30 +258,16 @@ class TrainingLoop:
         def learn(progress: Callable[[float], None], before_update: Callable[[], None]) -> None:
             metrics = self._trainer.step(groups, progress=progress, before_update=before_update)
             self._advance(step=step, late=collection.late)
-            figures = figures_of(groups)
-            wait_s, train_s = collected - started, self._clock() - collected
-            speed = pace(
-                tokens=(figures.sampled_tokens, metrics.trained_tokens, metrics.tree_tokens),
-                rollout_s=collection.rollout_s,
-                wait_s=wait_s,
-                train_s=train_s,
+            row = step_row(
+                step,
+                metrics,
+                groups=groups,
+                staleness=staleness,
+                collection=collection,
+                times=StepTimes(started, collected, self._clock()),
             )
-            row = {
-                **asdict(metrics),
-                "phase": "train",
-                "step": step,
-                **asdict(figures),
-                **asdict(staleness),
-                "groups_refilled": collection.refilled,
-                "groups_carried": collection.carried,
-                "groups_late": len(collection.late),
-                "rollout_s": collection.rollout_s,
-                "wait_s": wait_s,
-                "train_s": train_s,
-                **asdict(speed),
-                "spent_s": self.spent_s(),
-            }
-            self._record(row)
+            depth = 0 if ahead is None else ahead.depth
+            self._record({**row, "steps_ahead": depth, "spent_s": self.spent_s()})
 
         await self._train(f"step {step}", learn, sampling_goes_on=ahead is not None)
         if ahead is not None:
@@ -371,6 +360,7 @@ class TrainingLoop:
                 where=str(self._state_dir),
                 fix="Free some space, then resume; finished sessions are kept.",
             ) from error
+        self._on_saved(state)
 
 
 async def _to_its_end(

@@ -34,9 +34,10 @@ class LoopSettings(BaseModel):
     group_size: int = Field(default=8, ge=2)
     """Sessions of a task, over which advantages are computed."""
     max_staleness: int = Field(default=1, ge=0)
-    """How many weight versions a trained token may be behind. From 1 on the sessions of that many
-    coming steps are sampled while a step is trained, and sampling stops only while the weights
-    change. 0: sampling and training take turns."""
+    """How many weight versions a trained token may be behind. From 1 on the sessions of up to
+    that many coming steps are sampled while a step is trained, no more of them than keep training
+    from waiting, and sampling stops only while the weights change. 0: sampling and training take
+    turns."""
     late_groups: int = Field(default=0, ge=0)
     """How many of a step's groups training does not wait for once it has nothing else to do. The
     next step trains them, so nothing is lost for having taken long; it takes one of the weight

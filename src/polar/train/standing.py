@@ -53,15 +53,27 @@ def standing(group: Group, settings: TrainSettings) -> Standing:
 def is_truncated(trajectory: Trajectory, settings: TrainSettings) -> bool:
     """Tell whether a session was cut off before its model was done.
 
-    It ran out of time, the reply of one of its calls reached the token limit, or a trace is longer
-    than the rollout or the trainer takes.
+    It ran out of time, its last call was refused at a limit, the reply of one of its calls reached
+    the token limit, or a trace is longer than the rollout or the trainer takes.
     """
     return (
-        isinstance(trajectory.outcome, TimedOut)
+        _is_cut_off(trajectory.outcome)
         or trajectory.report.cut_replies > 0
         or trajectory.report.dropped.get("too_long", 0) > 0
         or any(t.token_ids.size > settings.max_trace_tokens for t in trajectory.traces)
     )
+
+
+def _is_cut_off(outcome: Outcome) -> bool:
+    match outcome:
+        case Completed(cut_off=limit):
+            return limit is not None
+        case TimedOut():
+            return True
+        case Failed() | Cancelled() | Ended():
+            return False
+        case _:
+            assert_never(outcome)
 
 
 def graded_sessions(group: Group) -> MaskArray:

@@ -8,8 +8,9 @@ from run_folders import FIRST, SECOND, make_call, write_run
 
 from polar.cli import app, console
 from polar.cli.run_folder import chosen_run
-from polar.cli.show import call_body, named_in, pieces
+from polar.cli.show import call_body, named_in, outcome_text, pieces
 from polar.errors import ConfigError, JournalError
+from polar.types import Completed, Grade
 
 
 @pytest.fixture(scope="module")
@@ -177,3 +178,9 @@ def test_an_attempt_that_there_never_was_is_refused(show):
     code, _, complained = show(FIRST, "--attempt", "7")
     assert code == 2
     assert f"{FIRST} has no attempt 7" in complained
+
+
+def test_the_limit_at_which_a_session_was_cut_off_is_told():
+    told = outcome_text(Completed(Grade(0.0, False), 1, "max_calls")).plain
+    assert "its last call was refused at the limit max_calls" in told
+    assert "refused" not in outcome_text(Completed(Grade(0.0, False), 1)).plain

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from polar.store.codec import Context, decode_calls, encode_call
 from polar.store.growing import GrowingIds
-from polar.types import Call, CallId, Message, Sampling, SessionId
+from polar.store.outcomes import decode_outcome
+from polar.types import Call, CallId, Completed, Grade, Message, Sampling, SessionId
 
 tokens = st.lists(st.integers(0, 3), max_size=4)
 
@@ -82,3 +83,8 @@ def test_what_was_handed_out_stays_while_the_array_grows(parts):
         seen = [*seen, *part]
         views.append((ids.view(0, len(ids)), list(seen)))
     assert all(view.tolist() == expected for view, expected in views)
+
+
+def test_an_outcome_that_an_earlier_release_stored_was_not_cut_off():
+    stored = '{"kind":"completed","grade":{"reward":1.0,"passed":true,"details":{}},"exit_code":0}'
+    assert decode_outcome(stored) == Completed(Grade(1.0, passed=True), 0)

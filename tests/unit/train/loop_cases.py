@@ -89,6 +89,7 @@ class Bench:
         self.diary: list[str] = []
         self.rows: list[dict] = []
         self.chosen: list[list[TaskId]] = []
+        self.saved: list[int] = []
         self.kept: list[tuple[str, int, int]] = []
         self.now = 0.0
         self.seconds = 0.0
@@ -110,6 +111,7 @@ class Bench:
             record=lambda row: self.rows.append(dict(row)),
             keep=lambda phase, step, groups: self.kept.append((phase, step, len(groups))),
             progress=lambda what, share: None,
+            saved=lambda state: self.saved.append(state.step),
             clock=lambda: self.now,
         )
 

@@ -48,3 +48,17 @@ def test_no_sessions_are_no_division_by_zero():
 
 def test_a_session_that_nobody_grades_has_not_failed():
     assert figures_of([make_group(make_trajectory(outcome=Ended(0)))]).failed == 0
+
+
+def test_sessions_that_were_refused_further_calls_are_counted_by_limit():
+    grade = Grade(0.0, False)
+    outcomes = (Completed(grade, 0), Completed(grade, 1, "max_calls"), TimedOut("running", grade))
+    group = make_group(*(make_trajectory(outcome=outcome) for outcome in outcomes))
+    assert figures_of([group, group]).cut_off == {"max_calls": 2}
+
+
+def test_graded_sessions_whose_harness_did_not_exit_with_0_are_counted():
+    grade = Grade(0.0, False)
+    outcomes = (Completed(grade, 0), Completed(grade, 137), Failed("running", "broken"))
+    group = make_group(*(make_trajectory(outcome=outcome) for outcome in outcomes))
+    assert figures_of([group]).nonzero_exits == 1

@@ -300,11 +300,12 @@ GRADED = Grade(0.0, False)
 
 
 @pytest.mark.parametrize("policy", ["baseline", "exclude"])
-@pytest.mark.parametrize("cut", ["time", "reply", "trace", "rollout"])
+@pytest.mark.parametrize("cut", ["time", "reply", "trace", "rollout", "calls"])
 def test_the_truncation_mask_does_fire(policy, cut):
     settings = TrainSettings(max_trace_tokens=20, truncated_sessions=policy)
     ended, wrong = make_trace([1, 2, 3], [2]), make_trace([1, 2, 4], [2])
-    outcome = TimedOut("running", GRADED) if cut == "time" else Completed(GRADED, 0)
+    ends = {"time": TimedOut("running", GRADED), "calls": Completed(GRADED, 1, "max_calls")}
+    outcome = ends.get(cut, Completed(GRADED, 0))
     last = make_trajectory(make_trace([1, 2, 5], [2]), outcome=outcome)
     if cut == "reply":
         built = build([call(0, [1, 2], [5], finish_reason="length")])

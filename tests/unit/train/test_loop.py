@@ -17,6 +17,10 @@ def without_times(rows):
     return [{key: value for key, value in row.items() if key not in TIMES} for row in rows]
 
 
+def full_disk(path):
+    raise OSError(28, "No space left on device")
+
+
 async def saved(folder):
     return await asyncio.to_thread(LoopState.load, folder / "loop.json")
 
@@ -189,6 +193,20 @@ async def test_a_cancel_during_a_save_waits_for_it(tmp_path):
     assert (await saved(tmp_path)).step == 1
 
 
+async def test_every_state_is_told_of_when_it_is_on_disk(tmp_path):
+    bench = Bench(tmp_path, steps=5, save_every=2)
+    await bench.loop.run()
+    assert bench.saved == [2, 4, 5]
+
+
+async def test_a_state_that_could_not_be_saved_counts_no_rows(tmp_path):
+    bench = Bench(tmp_path, steps=2, save_every=1)
+    bench.trainer.save_state = full_disk
+    with pytest.raises(JournalError):
+        await bench.loop.run()
+    assert bench.saved == []
+
+
 async def test_only_one_state_of_the_trainer_is_kept(tmp_path):
     await Bench(tmp_path, steps=4, save_every=1).loop.run()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["loop.json", "trainer-00004"]
@@ -216,13 +234,9 @@ async def test_a_state_that_cannot_be_read_is_one_clear_error(tmp_path, text):
         await saved(tmp_path)
 
 
-async def test_a_full_disk_at_the_end_says_what_to_do(tmp_path):
+async def test_afull_disk_at_the_end_says_what_to_do(tmp_path):
     bench = Bench(tmp_path, steps=1)
-
-    def full(path):
-        raise OSError(28, "No space left on device")
-
-    bench.trainer.save_state = full
+    bench.trainer.save_state = full_disk
     with pytest.raises(JournalError, match="No space left"):
         await bench.loop.run()
 
@@ -230,13 +244,10 @@ async def test_a_full_disk_at_the_end_says_what_to_do(tmp_path):
 async def test_an_error_is_not_hidden_by_a_state_that_cannot_be_saved(tmp_path):
     bench = Bench(tmp_path, steps=1)
 
-    def full(path):
-        raise OSError(28, "No space left on device")
-
     def broken(groups, *, progress, before_update):
         raise TrainingError("the loss is not finite")
 
-    bench.trainer.save_state, bench.trainer.step = full, broken
+    bench.trainer.save_state, bench.trainer.step = full_disk, broken
     with pytest.raises(TrainingError, match="not finite") as raised:
         await bench.loop.run()
     assert "No space left" in raised.value.__notes__[0]

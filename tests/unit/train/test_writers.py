@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from polar.errors import SetupError
-from polar.train.writers import MetricsSettings, numbers, opened
+from polar.train.writers import CountedRows, MetricsSettings, numbers, opened
 
 ROWS = [
     {"phase": "heldout_before", "step": 0, "pass_at_1": 0.25},
@@ -51,6 +51,88 @@ def test_a_writer_whose_package_is_not_installed_says_what_to_install(
 def test_without_a_writer_nothing_is_opened(tmp_path):
     with opened(MetricsSettings(), tmp_path) as writers:
         assert writers == []
+    assert list(tmp_path.iterdir()) == []
+
+
+class Listening:
+    """A writer that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.had: list[tuple[str, int]] = []
+
+    def add(self, row) -> None:
+        self.had.append((row["phase"], row["step"]))
+
+    def close(self) -> None:
+        pass
+
+
+def train_rows(*steps):
+    return [{"phase": "train", "step": step} for step in steps]
+
+
+def until(last):
+    return lambda phase, step: phase == "train" and step <= last
+
+
+def test_a_row_is_held_back_until_the_saved_state_counts_it(tmp_path):
+    writer = Listening()
+    rows = CountedRows([writer], tmp_path / "sent")
+    rows.add(train_rows(1, 2, 3))
+    assert writer.had == []
+    rows.send(until(2))
+    assert writer.had == [("train", 1), ("train", 2)]
+    rows.send(until(3))
+    assert writer.had == [("train", 1), ("train", 2), ("train", 3)]
+
+
+def test_rows_that_a_killed_run_made_after_its_last_save_reach_a_writer_once(tmp_path):
+    writer = Listening()
+    killed = CountedRows([writer], tmp_path / "sent")
+    killed.add(train_rows(1, 2, 3, 4))
+    killed.send(until(2))
+    resumed = CountedRows([writer], tmp_path / "sent")
+    resumed.add(train_rows(1, 2))
+    resumed.send()
+    resumed.add([*train_rows(3, 4, 5), {"phase": "heldout_after", "step": 5}])
+    resumed.send(until(5))
+    assert writer.had == [("train", step) for step in (1, 2, 3, 4, 5)]
+    resumed.send()
+    assert writer.had[-1] == ("heldout_after", 5)
+
+
+def test_an_evaluation_that_a_finished_run_makes_again_is_not_sent_again(tmp_path):
+    writer, last = Listening(), {"phase": "heldout_after", "step": 5}
+    for _ in range(2):
+        rows = CountedRows([writer], tmp_path / "sent")
+        rows.add([last])
+        rows.send()
+    assert writer.had == [("heldout_after", 5)]
+
+
+def test_rows_that_were_saved_but_not_sent_are_sent_by_the_resumed_run(tmp_path):
+    CountedRows([Listening()], tmp_path / "sent").add(train_rows(1, 2))
+    writer = Listening()
+    resumed = CountedRows([writer], tmp_path / "sent")
+    resumed.add(train_rows(1, 2))
+    resumed.send()
+    assert writer.had == [("train", 1), ("train", 2)]
+
+
+def test_what_a_kill_left_of_the_record_does_not_spoil_it(tmp_path):
+    writer, sent = Listening(), tmp_path / "sent"
+    sent.write_text('{"phase": "train", "step": 1}\n{"phase": "tr')
+    for _ in range(2):
+        rows = CountedRows([writer], sent)
+        rows.add(train_rows(1, 2))
+        rows.send()
+    assert writer.had == [("train", 2)]
+
+
+def test_without_a_writer_nothing_is_kept_of_what_was_sent(tmp_path):
+    rows = CountedRows([], tmp_path / "sent")
+    rows.add(train_rows(1))
+    rows.send()
     assert list(tmp_path.iterdir()) == []
 
 

@@ -22,7 +22,12 @@ grades = st.builds(
     details=st.dictionaries(st.text(), st.integers() | st.text()).map(MappingProxyType),
 )
 outcomes = st.one_of(
-    st.builds(Completed, grade=grades, exit_code=st.integers(0, 255)),
+    st.builds(
+        Completed,
+        grade=grades,
+        exit_code=st.integers(0, 255),
+        cut_off=st.sampled_from([None, "max_calls", "context"]),
+    ),
     st.builds(Failed, stage=st.just("running"), error=st.text()),
     st.builds(TimedOut, stage=st.just("running"), grade=st.none() | grades),
     st.builds(Cancelled, reason=st.text()),

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from polar.errors import SetupError
 from polar.train.writers.base import MetricsWriter, numbers
+from polar.train.writers.counted import CountedRows
 from polar.train.writers.settings import MetricsSettings
 
-__all__ = ["MetricsSettings", "MetricsWriter", "numbers", "opened"]
+__all__ = ["CountedRows", "MetricsSettings", "MetricsWriter", "numbers", "opened"]
 
 _WRITERS: Mapping[str, str] = {
     "tensorboard": "polar.train.writers.tensorboard:TensorBoard",
