@@ -176,6 +176,7 @@ async def _run(
     policy = SessionPolicy(
         temperature=config.rollout.temperature,
         top_p=config.rollout.top_p,
+        top_k=config.rollout.top_k,
         max_tokens=_max_tokens(config),
         max_calls=config.rollout.max_calls,
         kind_of=harness.kind_of,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 
 from polar.store.base import Scored, Unscored
-from polar.types import Call, CallKind, Chat
+from polar.types import Call, CallKind, Chat, Sampling, TopK
 
 __all__ = ["SessionPolicy", "SessionUsage", "UsageCounter"]
 
@@ -25,6 +25,8 @@ class SessionPolicy:
     """Pinned temperature; absent: what the harness asks for."""
     top_p: float | None = None
     """Pinned nucleus; absent: what the harness asks for."""
+    top_k: TopK | None = None
+    """Pinned number of likeliest tokens; absent: what the harness asks for."""
     max_tokens: int | None = None
     """Most sampled tokens of a call, whatever the harness asks for."""
     max_calls: int | None = None
@@ -35,6 +37,16 @@ class SessionPolicy:
     """Header, in lower case, in which each agent of the session has a value of its own: identical
     requests of two agents are two calls, those of one agent are a retry. Absent: nothing tells
     the agents apart, and identical requests at one time are a retry."""
+
+    def applied(self, wanted: Sampling) -> Sampling:
+        """Put what is pinned in place of what a harness wants."""
+        top_k = None if self.top_k == "all" else self.top_k
+        return replace(
+            wanted,
+            temperature=wanted.temperature if self.temperature is None else self.temperature,
+            top_p=wanted.top_p if self.top_p is None else self.top_p,
+            top_k=wanted.top_k if self.top_k is None else top_k,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -216,9 +216,7 @@ class OpenSession:
         policy = self._policy
         caps = [cap for cap in (room, wanted.max_tokens, policy.max_tokens) if cap is not None]
         return replace(
-            wanted,
-            temperature=wanted.temperature if policy.temperature is None else policy.temperature,
-            top_p=wanted.top_p if policy.top_p is None else policy.top_p,
+            policy.applied(wanted),
             max_tokens=min(caps),
             stop_token_ids=self._environment.renderer.stop_token_ids,
         )

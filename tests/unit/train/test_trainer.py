@@ -149,9 +149,10 @@ def test_sessions_of_another_tokenizer_are_refused():
         )
 
 
-def test_a_nucleus_is_refused():
-    with pytest.raises(TrainingError, match="top_p"):
-        make_trainer(top_p=0.9)
+@pytest.mark.parametrize("cut", [{"top_p": 0.9}, {"top_k": 20}])
+def test_a_distribution_that_is_cut_off_is_refused(cut):
+    with pytest.raises(TrainingError, match=next(iter(cut))):
+        make_trainer(**cut)
 
 
 def test_layers_that_do_not_exist_cannot_be_adapted():
