@@ -29,6 +29,9 @@ class SessionPolicy:
     """Pinned number of likeliest tokens; absent: what the harness asks for."""
     max_tokens: int | None = None
     """Most sampled tokens of a call, whatever the harness asks for."""
+    unasked_max_tokens: int | None = None
+    """Most sampled tokens of a call for which the harness sets no limit; absent: what the context
+    window leaves."""
     max_calls: int | None = None
     """Most calls of the session; the next one is refused."""
     kind_of: Callable[[Chat, Mapping[str, str]], CallKind] = _always_main
@@ -38,15 +41,28 @@ class SessionPolicy:
     requests of two agents are two calls, those of one agent are a retry. Absent: nothing tells
     the agents apart, and identical requests at one time are a retry."""
 
-    def applied(self, wanted: Sampling) -> Sampling:
-        """Put what is pinned in place of what a harness wants."""
+    def applied(self, wanted: Sampling, *, room: int) -> Sampling:
+        """Put what is pinned and allowed in place of what a harness wants.
+
+        Args:
+            wanted: What it asks for.
+            room: Tokens that the context window leaves.
+        """
         top_k = None if self.top_k == "all" else self.top_k
+        asked = self.unasked_max_tokens if wanted.max_tokens is None else wanted.max_tokens
         return replace(
             wanted,
             temperature=wanted.temperature if self.temperature is None else self.temperature,
             top_p=wanted.top_p if self.top_p is None else self.top_p,
             top_k=wanted.top_k if self.top_k is None else top_k,
+            max_tokens=min(cap for cap in (room, asked, self.max_tokens) if cap is not None),
         )
+
+    def has_cut(self, wanted: Sampling, call: Call) -> bool:
+        """Tell whether a reply ended at the limit for harnesses that set none."""
+        limit = self.unasked_max_tokens
+        unasked = wanted.max_tokens is None and call.sampling.max_tokens == limit
+        return unasked and limit is not None and call.finish_reason == "length"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +88,8 @@ class SessionUsage:
     """Requests that never became a call, because their prompt fills the context window."""
     longest_refused: int = 0
     """Tokens of the longest prompt of those."""
+    cut_unasked: int = 0
+    """Calls whose reply ended at the limit that holds where the harness sets none."""
     forks: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     """Reason -> calls that extended no earlier call."""
 
@@ -109,6 +127,10 @@ class UsageCounter:
     def add_score(self, result: Scored | Unscored) -> None:
         """Count what became of the scoring of a call."""
         self._counts["scored_calls" if isinstance(result, Scored) else "unscored_calls"] += 1
+
+    def add_cut_unasked(self) -> None:
+        """Count a reply that ended at a limit which the harness did not set."""
+        self._counts["cut_unasked"] += 1
 
     def add_refused_for_length(self, prompt_tokens: int) -> None:
         """Count a request whose prompt fills the context window."""
