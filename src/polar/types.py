@@ -49,6 +49,7 @@ __all__ = [
     "ToolCall",
     "ToolCallStart",
     "ToolSpec",
+    "TopK",
     "Trace",
     "Trajectory",
     "Usage",
@@ -57,6 +58,9 @@ __all__ = [
 SessionId = NewType("SessionId", str)
 TaskId = NewType("TaskId", str)
 CallId = NewType("CallId", str)
+
+TopK = int | Literal["all"]
+"""How many of the likeliest tokens are sampled from; `all`: every one."""
 
 IntArray = NDArray[np.int32]
 FloatArray = NDArray[np.float32]

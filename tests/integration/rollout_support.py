@@ -42,6 +42,10 @@ for step in instruction.split("; "):
         messages.append({"role": "user", "content": rest})
         reply = json.load(post())["choices"][0]["message"]
         messages.append({"role": "assistant", "content": reply["content"]})
+    elif word == "narrow":
+        messages.append({"role": "user", "content": rest})
+        reply = json.load(post(temperature=0.1, top_p=0.5, top_k=3))["choices"][0]["message"]
+        messages.append({"role": "assistant", "content": reply["content"]})
     elif word == "retry":
         last = messages.pop()
         json.load(post())

@@ -148,6 +148,30 @@ async def test_pinned_sampling_overrules_the_harness(tmp_path):
         assert call.sampling.temperature == 1.0
 
 
+TURN = {"role": "user", "content": "hi"}
+TOP_K = {
+    "/v1/chat/completions": {"model": "m", "messages": [TURN], "top_k": 5},
+    "/v1/messages": {"model": "m", "messages": [TURN], "max_tokens": 9, "top_k": 5},
+    "/v1beta/models/m:generateContent": {
+        "contents": [{"parts": [{"text": "hi"}]}],
+        "generationConfig": {"topK": 5},
+    },
+}
+
+
+@pytest.mark.parametrize("path", TOP_K)
+async def test_top_k_is_pinned_in_every_format_that_has_it_and_recorded_as_applied(tmp_path, path):
+    policies = (SessionPolicy(), SessionPolicy(top_k="all"), SessionPolicy(top_k=2))
+    async with serving(tmp_path) as setup, setup.http() as http:
+        sessions = [await setup.open(policy) for policy in policies]
+        for session in sessions:
+            answer = await http.post(f"/s/{session.key}{path}", json=TOP_K[path])
+            assert answer.status_code == 200
+        assert [request.sampling.top_k for request in setup.engine.requests] == [5, None, 2]
+        calls = [call for session in sessions for call in await setup.journal.calls(session.id)]
+        assert [call.sampling.top_k for call in calls] == [5, None, 2]
+
+
 async def test_the_call_after_the_last_allowed_one_is_refused(tmp_path):
     async with serving(tmp_path) as setup:
         session = await setup.open(SessionPolicy(max_calls=1))

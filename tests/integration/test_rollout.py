@@ -39,6 +39,16 @@ async def test_a_session_passes_its_stages_in_order_and_leaves_no_folder(tmp_pat
     assert (record.state, record.outcome) == ("completed", group.trajectories[0].outcome)
 
 
+async def test_what_is_trained_is_sampled_from_all_tokens_whatever_the_harness_asks(tmp_path):
+    async with world(tmp_path) as at:
+        await at.rollout().collect_all(plan(task("narrow what")))
+        await at.rollout(top_k=7).collect_all(plan(task("narrow what"), phase="eval"))
+        sessions = await at.journal.sessions()
+        calls = [call for each in sessions for call in await at.journal.calls(each.session.id)]
+    applied = [(c.sampling.temperature, c.sampling.top_p, c.sampling.top_k) for c in calls]
+    assert sorted(applied, key=str) == [(1.0, 1.0, 7), (1.0, 1.0, None)]
+
+
 async def test_a_group_is_handed_out_while_others_run(tmp_path):
     slow = task(f"ask what; await {tmp_path}/go", name="slow")
     both = plan(slow, task("ask what", name="fast"))

@@ -36,10 +36,11 @@ PRESETS = (
 )
 ASK = """\
 import json, os, urllib.request
-body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hello"}]}).encode()
 headers = {"content-type": "application/json", "authorization": "Bearer k"}
 url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
-def ask():
+def ask(**fields):
+    messages = [{"role": "user", "content": "hello"}]
+    body = json.dumps({"model": "m", "messages": messages, **fields}).encode()
     return json.load(urllib.request.urlopen(urllib.request.Request(url, body, headers)))
 """
 
@@ -155,16 +156,38 @@ def test_the_exit_code_is_the_harnesss_own(place):
     assert place.sessions()[0][0].outcome == Ended(7)
 
 
-@pytest.mark.parametrize(("setting", "limit"), [("", None), (" rollout.max_tokens=3", 3)])
-def test_replies_are_limited_where_somebody_says_so(place, setting, limit):
-    place.script("ask()")
+@pytest.mark.parametrize(
+    ("setting", "asked", "limit"),
+    [
+        ("", "", 4096),
+        ("", ", max_tokens=9000", 9000),
+        (" rollout.max_tokens=3", "", 3),
+        (" rollout.max_tokens=3", ", max_tokens=9000", 3),
+        (" rollout.max_tokens=50000", "", 50_000),
+    ],
+)
+def test_a_reply_has_the_limit_of_the_user_or_the_harness_or_else_a_default(
+    place, setting, asked, limit
+):
+    place.script(f"ask({asked.removeprefix(', ')})")
     place.variables["SETTINGS"] += setting
 
     place.ran("shell", "whatever")
 
     ((_, (call,)),) = place.sessions()
-    room = 100_000 - len(call.prompt_ids)
-    assert call.sampling.max_tokens == (limit or room)
+    assert call.sampling.max_tokens == limit
+
+
+def test_replies_that_the_default_limit_cuts_are_told_with_how_to_set_another(place):
+    place.script("ask(); ask(max_tokens=1)")
+
+    ran = place.ran("shell", "whatever", context=60)
+
+    calls = place.sessions()[0][1]
+    assert [call.sampling.max_tokens for call in calls] == [15, 1]
+    assert [call.finish_reason for call in calls] == ["length", "length"]
+    assert "1 reply was cut at 15 tokens, for shell sets no limit" in ran.stderr
+    assert "--set rollout.max_tokens=N" in ran.stderr
 
 
 def test_a_second_session_goes_beside_the_first(place):

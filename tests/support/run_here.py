@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from polar.cli.harness_check import scripted_model
-from polar.cli.here import Work, refused_for_length, work_here
+from polar.cli.here import Work, cut_replies, refused_for_length, work_here
 from polar.cli.run import kept_in, run_config
 from polar.cli.work import claimed
 from polar.engines.scripted import ScriptedEngine
@@ -22,11 +22,13 @@ from polar.types import Message
 
 
 def model(harness: Harness, commands: tuple[str, ...] | None, context: int):
-    """Make a model: of a small context, of one word, or one that plays the expert."""
+    """Make a model: of a small context that says much, of one word, or the expert."""
     renderer = tiny_renderer()
     said = renderer.reply_ids(Message("assistant", "Hello."))
     if context:
-        return ScriptedEngine(lambda _: said, max_context=context), renderer
+        long = renderer.reply_ids(Message("assistant", "Hello. " * 20))
+        engine = ScriptedEngine(lambda _: long, max_context=context)
+        return engine, renderer
     if harness.name == "shell":
         return ScriptedEngine(lambda _: said, max_context=100_000), renderer
     return scripted_model(harness) if commands is None else scripted_model(harness, commands)
@@ -57,7 +59,7 @@ def main() -> int:
     if (refused := refused_for_length(name, worked)) is not None:
         print(refused, file=sys.stderr)
         return refused.exit_code
-    print(worked.session_id, worked.outcome, file=sys.stderr)
+    print(worked.session_id, worked.outcome, cut_replies(name, worked) or "", file=sys.stderr)
     return worked.exit_code
 
 

@@ -151,6 +151,14 @@ def test_an_override_that_sets_nothing_is_refused(override):
 
 def test_another_distribution_than_the_sampled_one_cannot_be_trained_on():
     assert "`rollout.temperature` is 1.0" in refusal("train.temperature=0.7")
+    assert "`rollout.top_k` is 20" in refusal("rollout.top_k=20")
+
+
+@pytest.mark.parametrize("wrong", ["0", "-1", "some"])
+def test_a_number_of_likeliest_tokens_is_at_least_one_or_all_of_them(wrong):
+    told = refusal(f"rollout.top_k={wrong}")
+    assert f"`rollout.top_k` is {wrong}" in told.replace("'some'", "some")
+    assert ", or it should be 'all'." in told
 
 
 @pytest.mark.parametrize(

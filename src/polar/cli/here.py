@@ -38,9 +38,11 @@ from polar.types import (
     Trajectory,
 )
 
-__all__ = ["PHASE", "Work", "Worked", "refused_for_length", "work_here"]
+__all__ = ["PHASE", "Work", "Worked", "cut_replies", "refused_for_length", "work_here"]
 
 PHASE = "run"
+_MOST_TOKENS = 4096
+"""Of a reply for which nobody sets a limit; but no more than a quarter of the context window."""
 _NO_EVALUATOR = EvaluatorSpec("none")
 """Names none: what was done at work has no grader."""
 
@@ -72,6 +74,9 @@ class Worked:
     usage: SessionUsage
     report: BuildReport
     max_context: int
+    unasked_max_tokens: int | None
+    """Most sampled tokens of a call for which the harness set no limit; absent: there is one for
+    all calls."""
 
 
 async def work_here(
@@ -118,6 +123,17 @@ def refused_for_length(name: str, worked: Worked) -> EngineError | None:
     )
 
 
+def cut_replies(name: str, worked: Worked) -> str | None:
+    """Say that replies were cut at a limit which nobody set, where that is so."""
+    if not (cut := worked.usage.cut_unasked):
+        return None
+    replies = "1 reply was" if cut == 1 else f"{cut} replies were"
+    return (
+        f"{replies} cut at {worked.unasked_max_tokens:,} tokens, for {name} sets no limit: "
+        "--set rollout.max_tokens=N sets another"
+    )
+
+
 async def _session(
     config: RunConfig,
     served: tuple[Gateway, str],
@@ -136,13 +152,15 @@ async def _session(
     await asyncio.to_thread(_put_files, folder.home, launch.files)
     await journal.open_session(session, phase=PHASE, step=number)
     await journal.set_state(session, "running")
-    ended, usage = await _run(config, gateway, harness, (session, launch), work)
+    policy = _policy(config, harness, max_context)
+    ended, usage = await _run(gateway, policy, (session, launch), work)
     if gateway.failure is not None:
         raise gateway.failure
     outcome = _outcome(ended, usage)
     kept = await to_its_end(_keep(config, journal, folder, (session, number, work), outcome))
     code = 130 if ended.interrupted else ended.exit_code
-    return Worked(session.id, outcome, code, usage, kept, max_context)
+    limit = policy.unasked_max_tokens
+    return Worked(session.id, outcome, code, usage, kept, max_context, limit)
 
 
 def _fitted(config: RunConfig, max_context: int) -> Harness:
@@ -165,23 +183,30 @@ def _request(config: RunConfig, session: Session, place: Place, work: Work) -> L
     )
 
 
+def _policy(config: RunConfig, harness: Harness, max_context: int) -> SessionPolicy:
+    """Sample as the config says; its limit of a reply holds where somebody set it."""
+    rollout = config.rollout
+    limited = "max_tokens" in rollout.model_fields_set  # the default is for training sessions
+    return SessionPolicy(
+        temperature=rollout.temperature,
+        top_p=rollout.top_p,
+        top_k=rollout.top_k,
+        max_tokens=rollout.max_tokens if limited else None,
+        unasked_max_tokens=None if limited else min(_MOST_TOKENS, max(1, max_context // 4)),
+        max_calls=rollout.max_calls,
+        kind_of=harness.kind_of,
+        agent_header=harness.agent_header,
+    )
+
+
 async def _run(
-    config: RunConfig,
     gateway: Gateway,
-    harness: Harness,
+    policy: SessionPolicy,
     started: tuple[Session, Launch],
     work: Work,
 ) -> tuple[ForegroundResult, SessionUsage]:
     """Let the harness in, and out when it has ended: what still runs is abandoned, on record."""
     session, launch = started
-    policy = SessionPolicy(
-        temperature=config.rollout.temperature,
-        top_p=config.rollout.top_p,
-        max_tokens=_max_tokens(config),
-        max_calls=config.rollout.max_calls,
-        kind_of=harness.kind_of,
-        agent_header=harness.agent_header,
-    )
     gateway.open(session, policy)
     try:
         ended = await run_in_foreground(
@@ -235,12 +260,6 @@ async def _keep(
     group = Group(one.group_id, task, (done,))
     await asyncio.to_thread(write_trajectories, folder.path, PHASE, number, (group,))
     return built.report
-
-
-def _max_tokens(config: RunConfig) -> int | None:
-    """Limit replies where somebody set a limit: the default is for training sessions."""
-    rollout = config.rollout
-    return rollout.max_tokens if "max_tokens" in rollout.model_fields_set else None
 
 
 def _put_files(home: Path, files: Mapping[str, str]) -> None:

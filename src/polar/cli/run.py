@@ -15,7 +15,7 @@ import typer
 from polar import harnesses, models
 from polar.cli.console import errors, plain, progress_line
 from polar.cli.flags import EngineFlag, EngineUrlFlag, HarnessFlag, ModelFlag, overrides_of
-from polar.cli.here import Work, Worked, refused_for_length, work_here
+from polar.cli.here import Work, Worked, cut_replies, refused_for_length, work_here
 from polar.cli.loop import run_async
 from polar.cli.run_folder import RunFolder
 from polar.cli.work import claimed
@@ -59,6 +59,8 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter a flag
 
     It runs as you, unconfined, with its own approvals. Without TASK its own screen is started.
     Its config goes into a private folder; your own config of it is neither read nor changed.
+    A reply for which it sets no limit ends after 4,096 tokens, or a quarter of the context window:
+    --set rollout.max_tokens=N sets one for all replies.
     Exits with the harness's own exit code.
 
     Examples:
@@ -173,6 +175,8 @@ def _report(folder: Path, name: str, worked: Worked) -> None:
             f"window of {worked.max_context:,} tokens (the longest: {usage.longest_refused:,})",
             soft_wrap=True,
         )
+    if (cut := cut_replies(name, worked)) is not None:
+        errors.print(f"[warn]warning:[/warn] {cut}", soft_wrap=True)
     errors.print(
         f"Look at it: polar show {worked.session_id} --run {plain(folder)}", soft_wrap=True
     )

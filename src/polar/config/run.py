@@ -142,7 +142,7 @@ class RunConfig(BaseModel):
     @model_validator(mode="after")
     def _sampled_as_trained(self) -> Self:
         """Refuse to train on another distribution than the one that is sampled from."""
-        for name in ("temperature", "top_p"):
+        for name in ("temperature", "top_p", "top_k"):
             sampled, trained = getattr(self.rollout, name), getattr(self.train, name)
             if sampled != trained:
                 raise Refused(

@@ -184,7 +184,7 @@ def _check(request: SampleRequest, found: Found) -> None:
         raise EngineRefused(
             "SGLang's logprobs are from before top-p and top-k, so with them they would not be "
             "of the distribution that is sampled from",
-            fix="Set rollout.top_p to 1, and let the harness ask for no top_k.",
+            fix="Set rollout.top_p to 1 and rollout.top_k to all.",
         )
     if not (found.processed or sampling.temperature == 1.0):
         raise EngineRefused(

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -69,6 +69,8 @@ class OpenRequest(BaseModel):
     """Pinned temperature; absent: what the harness asks for."""
     top_p: float | None = Field(default=None, gt=0, le=1)
     """Pinned nucleus; absent: what the harness asks for."""
+    top_k: Annotated[int, Field(ge=1)] | Literal["all"] | None = None
+    """Pinned number of likeliest tokens; absent: what the harness asks for."""
     max_tokens: int | None = Field(default=None, ge=1)
     """Most sampled tokens of a call."""
     max_calls: int | None = Field(default=None, ge=1)
@@ -255,6 +257,7 @@ def _policy(asked: OpenRequest) -> SessionPolicy:
     return SessionPolicy(
         temperature=asked.temperature,
         top_p=asked.top_p,
+        top_k=asked.top_k,
         max_tokens=asked.max_tokens,
         max_calls=asked.max_calls,
     )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 
 from polar.store.base import Scored, Unscored
-from polar.types import Call, CallKind, Chat, CutOff
+from polar.types import Call, CallKind, Chat, CutOff, Sampling, TopK
 
 __all__ = ["SessionPolicy", "SessionUsage", "UsageCounter"]
 
@@ -28,8 +28,13 @@ class SessionPolicy:
     """Pinned temperature; absent: what the harness asks for."""
     top_p: float | None = None
     """Pinned nucleus; absent: what the harness asks for."""
+    top_k: TopK | None = None
+    """Pinned number of likeliest tokens; absent: what the harness asks for."""
     max_tokens: int | None = None
     """Most sampled tokens of a call, whatever the harness asks for."""
+    unasked_max_tokens: int | None = None
+    """Most sampled tokens of a call for which the harness sets no limit; absent: what the context
+    window leaves."""
     max_calls: int | None = None
     """Most calls of the session; the next one is refused."""
     kind_of: Callable[[Chat, Mapping[str, str]], CallKind] = _always_main
@@ -38,6 +43,29 @@ class SessionPolicy:
     """Header, in lower case, in which each agent of the session has a value of its own: identical
     requests of two agents are two calls, those of one agent are a retry. Absent: nothing tells
     the agents apart, and identical requests at one time are a retry."""
+
+    def applied(self, wanted: Sampling, *, room: int) -> Sampling:
+        """Put what is pinned and allowed in place of what a harness wants.
+
+        Args:
+            wanted: What it asks for.
+            room: Tokens that the context window leaves.
+        """
+        top_k = None if self.top_k == "all" else self.top_k
+        asked = self.unasked_max_tokens if wanted.max_tokens is None else wanted.max_tokens
+        return replace(
+            wanted,
+            temperature=wanted.temperature if self.temperature is None else self.temperature,
+            top_p=wanted.top_p if self.top_p is None else self.top_p,
+            top_k=wanted.top_k if self.top_k is None else top_k,
+            max_tokens=min(cap for cap in (room, asked, self.max_tokens) if cap is not None),
+        )
+
+    def has_cut(self, wanted: Sampling, call: Call) -> bool:
+        """Tell whether a reply ended at the limit for harnesses that set none."""
+        limit = self.unasked_max_tokens
+        unasked = wanted.max_tokens is None and call.sampling.max_tokens == limit
+        return unasked and limit is not None and call.finish_reason == "length"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +95,8 @@ class SessionUsage:
     """Requests that never became a call, because the session had made as many as it may."""
     cut_off: CutOff | None = None
     """The limit at which the work's last call was refused; absent: no call was, or it went on."""
+    cut_unasked: int = 0
+    """Calls whose reply ended at the limit that holds where the harness sets none."""
     forks: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     """Reason -> calls that extended no earlier call."""
 
@@ -110,6 +140,10 @@ class UsageCounter:
     def add_score(self, result: Scored | Unscored) -> None:
         """Count what became of the scoring of a call."""
         self._counts["scored_calls" if isinstance(result, Scored) else "unscored_calls"] += 1
+
+    def add_cut_unasked(self) -> None:
+        """Count a reply that ended at a limit which the harness did not set."""
+        self._counts["cut_unasked"] += 1
 
     def add_refused_at_call_limit(self, kind: CallKind) -> None:
         """Count a request beyond the calls that the session may make."""

@@ -219,19 +219,14 @@ class OpenSession:
             raise ContextOverflow(
                 prompt_tokens=prompt_tokens, max_context=self._environment.max_context
             )
-        policy = self._policy
-        caps = [cap for cap in (room, wanted.max_tokens, policy.max_tokens) if cap is not None]
-        return replace(
-            wanted,
-            temperature=wanted.temperature if policy.temperature is None else policy.temperature,
-            top_p=wanted.top_p if policy.top_p is None else policy.top_p,
-            max_tokens=min(caps),
-            stop_token_ids=self._environment.renderer.stop_token_ids,
-        )
+        applied = self._policy.applied(wanted, room=room)
+        return replace(applied, stop_token_ids=self._environment.renderer.stop_token_ids)
 
     def _recorded(self, chat: Chat, call: Call, assembled: Assembled) -> None:
         """Let later calls extend this one; a copy that was cut is not what was sampled."""
         self._counter.add_call(call)
+        if self._policy.has_cut(chat.sampling, call):
+            self._counter.add_cut_unasked()
         whole = assembled.sampled is call.reply
         self._splicer.record(call if whole else replace(call, reply=assembled.sampled))
         self._fork_reasons.add(call)

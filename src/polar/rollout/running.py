@@ -69,6 +69,7 @@ class HarnessRuns:
         return SessionPolicy(
             temperature=settings.temperature,
             top_p=settings.top_p,
+            top_k=settings.top_k,
             max_tokens=settings.max_tokens,
             max_calls=min(task.limits.max_calls, settings.max_calls or task.limits.max_calls),
             kind_of=self._harness.kind_of,

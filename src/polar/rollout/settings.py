@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -34,6 +34,9 @@ class RolloutSettings(BaseModel):
     """Sampling temperature of training and evaluation, whatever the harness asks for."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Nucleus of training and evaluation; below 1 the sampled distribution is truncated."""
+    top_k: Annotated[int, Field(ge=1)] | Literal["all"] = "all"
+    """How many of the likeliest tokens are sampled from, whatever the harness asks for; with a
+    number the sampled distribution is truncated."""
     max_tokens: int = Field(default=256, ge=1)
     """Most sampled tokens of a call."""
     max_calls: int | None = Field(default=None, ge=1)

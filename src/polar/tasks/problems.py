@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from types import NoneType, UnionType
+from typing import Annotated, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -56,19 +59,46 @@ def problems_in(error: ValidationError, model: type[BaseModel]) -> tuple[Problem
         (*loc[:-1], _closest(str(loc[-1]), _keys_at(model, loc[:-1])))
         for loc in (each["loc"] for each in details if each["type"] == "extra_forbidden")
     }
-    return tuple(
-        _problem(each, model)
-        for each in details
-        if each["type"] != "missing" or each["loc"] not in misspelt
-    )
+    told = (each for each in details if each["type"] != "missing" or each["loc"] not in misspelt)
+    grouped = groupby(told, key=lambda each: _place(model, each["loc"]))
+    return tuple(_merged([_problem(each, model) for each in group]) for _, group in grouped)
 
 
 def _closest(name: str, known: Iterable[str]) -> str | None:
     return next(iter(difflib.get_close_matches(name, sorted(known), n=1)), None)
 
 
+def _merged(problems: Sequence[Problem]) -> Problem:
+    """Make one problem of what each type that a value may have says of it."""
+    first, *others = problems
+    if not others:
+        return first
+    also = (f", or {each.fix[0].lower()}{each.fix[1:].removesuffix('.')}" for each in others)
+    return Problem(first.what, f"{first.fix.removesuffix('.')}{''.join(also)}.")
+
+
+def _place(model: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[int | str, ...]:
+    """Leave out which of the types of a value it is that complains."""
+    for number, part in enumerate(loc[:-1]):
+        field = model.model_fields.get(part) if isinstance(part, str) else None
+        if field is not None:
+            if _is_choice(field.annotation):
+                return loc[: number + 1]
+            model = _inner_model(field.annotation) or model
+    return loc
+
+
+def _is_choice(annotation: object) -> bool:
+    """Tell whether there are several types for one value, none of which has parts."""
+    types = [each for each in get_args(annotation) if each is not NoneType]
+    ends = (get_origin(each) in (Annotated, Literal, None) for each in types)
+    union = get_origin(annotation) in (Union, UnionType) and _inner_model(annotation) is None
+    return union and len(types) > 1 and all(ends)
+
+
 def _problem(detail: ErrorDetails, model: type[BaseModel]) -> Problem:
-    loc, place, shown = detail["loc"], _dotted(detail["loc"]), _shown(detail["input"])
+    loc = _place(model, detail["loc"])
+    place, shown = _dotted(loc), _shown(detail["input"])
     match detail["type"]:
         case "extra_forbidden":
             known = _keys_at(model, loc[:-1])

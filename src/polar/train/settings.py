@@ -121,6 +121,9 @@ class TrainSettings(BaseModel):
     """The sampling temperature of the rollouts; logits are divided by it."""
     top_p: float = 1.0
     """The nucleus of the rollouts; only 1.0 can be trained on."""
+    top_k: Annotated[int, Field(ge=1)] | Literal["all"] = "all"
+    """How many of the likeliest tokens the rollouts are sampled from; only `all` can be trained
+    on."""
     lr: Annotated[float, Field(gt=0.0)] = 2e-6
     """Learning rate after warm-up."""
     betas: Annotated[tuple[Fraction, Fraction], Field(strict=False)] = (0.9, 0.98)

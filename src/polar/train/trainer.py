@@ -60,12 +60,13 @@ class Trainer:
         clock: Callable[[], float] = time.perf_counter,
         ranks: Ranks | None = None,
     ) -> None:
-        if settings.top_p != 1.0:
-            raise TrainingError(
-                f"rollouts with top_p={settings.top_p} cannot be trained on: their probabilities "
-                "are not those of the whole distribution",
-                fix="Set top_p to 1.0.",
-            )
+        for name, whole in (("top_p", 1.0), ("top_k", "all")):
+            if (value := getattr(settings, name)) != whole:
+                raise TrainingError(
+                    f"rollouts with {name}={value} cannot be trained on: their probabilities are "
+                    "not those of the whole distribution",
+                    fix=f"Set {name} to {whole}.",
+                )
         self.model = model
         self.settings = settings
         self.weight_version = 0

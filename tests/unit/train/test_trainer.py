@@ -156,9 +156,10 @@ def test_a_token_that_an_engine_made_up_is_refused_before_it_is_trained_on():
         make_trainer().step([group])
 
 
-def test_a_nucleus_is_refused():
-    with pytest.raises(TrainingError, match="top_p"):
-        make_trainer(top_p=0.9)
+@pytest.mark.parametrize("cut", [{"top_p": 0.9}, {"top_k": 20}])
+def test_a_distribution_that_is_cut_off_is_refused(cut):
+    with pytest.raises(TrainingError, match=next(iter(cut))):
+        make_trainer(**cut)
 
 
 def test_layers_that_do_not_exist_cannot_be_adapted():
