@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import cast
 
 from polar.engines import Chunk, SampleRequest, TapedEngine
+from polar.engines.base import Engine as EngineProtocol
 from polar.engines.scripted import Script, ScriptedEngine
 from polar.gateway import Gateway, GatewaySettings
 from polar.harnesses.settings import ShellSettings
@@ -81,6 +82,10 @@ for step in instruction.split("; "):
     elif word == "await":
         while not os.path.exists(rest):
             time.sleep(0.01)
+    elif word == "once":
+        if not os.path.exists(rest):
+            open(rest, "w").close()
+            sys.exit(126)
     elif word == "exit":
         sys.exit(int(rest))
 """
@@ -165,16 +170,17 @@ async def world(
     script: Script | None = None,
     *,
     gateway: GatewaySettings | None = None,
+    sampler: EngineProtocol | None = None,
     **engine,
 ) -> AsyncIterator[World]:
-    """Start the parts of a rollout in a folder."""
+    """Start the parts of a rollout in a folder; what samples is scripted unless it is given."""
     program = folder / "agent.py"
     program.write_text(AGENT)
     python = shlex.quote(sys.executable)
     agent = f"exec {python} -I -S {shlex.quote(str(program))}"
     shell = ShellSettings(command=f"{agent} {{base_url}} {{key}} {{instruction}}")
     scripted = Engine(script or replying(), **engine)
-    taped = TapedEngine(scripted, folder / "engine.tape")
+    taped = TapedEngine(sampler or scripted, folder / "engine.tape")
     runtime = LocalRuntime(LocalSettings(preload=False))
     async with SqliteJournal.open(folder / "journal.sqlite") as journal:
         served = Gateway(taped, RENDERER, journal, gateway)

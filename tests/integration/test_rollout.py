@@ -4,14 +4,14 @@ import asyncio
 from contextlib import aclosing, asynccontextmanager
 
 import pytest
-from rollout_support import appeared, is_alive, plan, task, world
+from rollout_support import RENDERER, appeared, is_alive, plan, task, world
 
 from polar.errors import EngineError, JournalError, RuntimeFailed
 from polar.harnesses.shell import Shell
-from polar.rollout import SessionEvent
+from polar.rollout import ExpertEngine, SessionEvent
 from polar.train.settings import TrainSettings
 from polar.train.standing import is_truncated
-from polar.types import Completed, EvaluatorSpec, Failed, Grade, TimedOut
+from polar.types import Completed, EvaluatorSpec, Failed, Grade, Message, TimedOut
 
 
 async def test_groups_are_complete_and_hold_the_rewards_of_their_graders(tmp_path):
@@ -366,4 +366,18 @@ async def test_a_second_attempt_begins_in_a_clean_folder(tmp_path):
         (group,) = await at.rollout(max_attempts=2).collect_all(plan(leaving))
         (record,) = await at.journal.sessions()
     assert record.session.attempt == 1
+    assert group.trajectories[0].reward == 1.0
+
+
+async def test_an_expert_begins_again_in_a_second_attempt(tmp_path):
+    replies = ("first", "second", "third")
+    expert = ExpertEngine(RENDERER.reply_ids)
+    twice = task(f"ask a; once {tmp_path}/seen; ask b; ask c; write out 42")
+    async with world(tmp_path, sampler=expert) as at:
+        wanted = plan(twice, phase="warm_start")
+        session_id = wanted.session_id(0, 0)
+        expert.prepare({session_id: [Message("assistant", reply) for reply in replies]})
+        (group,) = await at.rollout(max_attempts=2, broken_harness="fail").collect_all(wanted)
+        calls = await at.journal.calls(session_id, 1)
+    assert [call.reply.content for call in calls] == list(replies)
     assert group.trajectories[0].reward == 1.0

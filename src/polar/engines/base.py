@@ -27,6 +27,8 @@ class SampleRequest:
     id: str = ""
     model: str | None = None
     """One of the engine's other models; absent: the one whose weights are trained."""
+    attempt: int = 0
+    """Which attempt of the session asks."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -196,6 +196,7 @@ class RunningCall:
             affinity=self.request.session.id,
             id=self.request.id,
             model=self.request.model,
+            attempt=self.request.session.attempt,
         )
         now = asyncio.get_running_loop().time
         async with self._watched(), _closing(self._environment.engine.sample(request)) as chunks:

@@ -28,22 +28,23 @@ class ExpertEngine:
     ) -> None:
         self._encode = encode
         self._max_context = max_context
-        self._turns: dict[str, list[Message]] = {}
+        self._scripts: dict[str, _Script] = {}
 
     def prepare(self, scripts: Mapping[SessionId, Sequence[Message]]) -> None:
-        """Set what to answer: session id -> turns in order."""
-        self._turns.update({session: list(turns) for session, turns in scripts.items()})
+        """Set what to answer: session id -> turns in order, from the first on in each attempt."""
+        self._scripts.update({session: _Script(turns) for session, turns in scripts.items()})
 
     async def sample(self, request: SampleRequest) -> AsyncIterator[Chunk]:
         """Answer with the session's next turn, as one chunk."""
-        turns = self._turns.get(request.affinity)
-        if not turns:
+        script = self._scripts.get(request.affinity)
+        turn = None if script is None else script.next_turn(request.attempt)
+        if turn is None:
             raise EngineError(
                 "the expert has no further turn for this session",
                 where=request.affinity,
                 fix="The harness asked more often than the expert's script foresees.",
             )
-        ids = tuple(self._encode(turns.pop(0)))
+        ids = tuple(self._encode(turn))
         yield Chunk(ids, (0.0,) * len(ids), weight_version=0, finish_reason="stop")
 
     async def probe(self) -> Capabilities:
@@ -61,4 +62,22 @@ class ExpertEngine:
 
     async def aclose(self) -> None:
         """Forget the scripts."""
-        self._turns.clear()
+        self._scripts.clear()
+
+
+class _Script:
+    """The turns of a session, and how far its latest attempt is."""
+
+    def __init__(self, turns: Sequence[Message]) -> None:
+        self._turns = tuple(turns)
+        self._attempt = 0
+        self._given = 0
+
+    def next_turn(self, attempt: int) -> Message | None:
+        """Give the next turn of an attempt; None when there is none, or a later one has begun."""
+        if attempt > self._attempt:
+            self._attempt, self._given = attempt, 0
+        if attempt < self._attempt or self._given == len(self._turns):
+            return None
+        self._given += 1
+        return self._turns[self._given - 1]

@@ -36,12 +36,9 @@ def encode(message: Message) -> list[int]:
     return [*message.content.encode(), 0]
 
 
-def request(session: str) -> SampleRequest:
-    return SampleRequest([1, 2], Sampling(), affinity=session)
-
-
-async def said(engine: ExpertEngine, session: str) -> bytes:
-    (chunk,) = [chunk async for chunk in engine.sample(request(session))]
+async def said(engine: ExpertEngine, session: str, attempt: int = 0) -> bytes:
+    request = SampleRequest([1, 2], Sampling(), affinity=session, attempt=attempt)
+    (chunk,) = [chunk async for chunk in engine.sample(request)]
     assert chunk.finish_reason == "stop"
     assert set(chunk.logprobs) == {0.0}
     return bytes(chunk.token_ids[:-1])
@@ -58,3 +55,14 @@ async def test_the_expert_says_when_it_is_asked_more_than_it_knows():
     engine = ExpertEngine(encode)
     with pytest.raises(EngineError, match="no further turn"):
         await said(engine, "a")
+
+
+async def test_the_expert_begins_again_in_a_sessions_next_attempt():
+    engine = ExpertEngine(encode)
+    engine.prepare({SessionId("a"): [Message("assistant", turn) for turn in ("one", "two")]})
+    assert await said(engine, "a") == b"one"
+    assert [await said(engine, "a", 1) for _ in range(2)] == [b"one", b"two"]
+    with pytest.raises(EngineError, match="no further turn"):
+        await said(engine, "a", 1)
+    with pytest.raises(EngineError, match="no further turn"):
+        await said(engine, "a", 0)
