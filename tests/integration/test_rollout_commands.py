@@ -271,8 +271,13 @@ def test_a_command_that_is_told_to_end_again_and_again_leaves_nothing_behind(
         "rollout": ("rollout", tmp_path / "train.jsonl", "--config", config, "--run-dir", run),
         "run": ("run", "--config", config, "--run", run, "--", wait),
     }[command]
+    # Whoever starts the tests may have SIGHUP ignored, as nohup does, and children inherit that.
+    program = (
+        "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL); "
+        "from polar.cli.app import main; main()"
+    )
     process = subprocess.Popen(
-        [sys.executable, "-c", "from polar.cli.app import main; main()", *arguments],
+        [sys.executable, "-c", program, *arguments],
         env={**os.environ, "TMPDIR": str(temporary)},
         stderr=subprocess.PIPE,
         text=True,

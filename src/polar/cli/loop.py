@@ -47,13 +47,16 @@ def run_async(main: Coroutine[Any, Any, T]) -> T:
         stop = _Stop(runner.get_loop())
         with stop.listening():
             try:
-                return runner.run(stop.watched(main))
+                result = runner.run(stop.watched(main))
             except asyncio.CancelledError:
                 if stop.asked:
                     raise KeyboardInterrupt from None
                 raise
             finally:
                 runner.close()
+            if stop.asked_too_late:
+                raise KeyboardInterrupt
+            return result
 
 
 async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
@@ -86,12 +89,17 @@ class _Stop:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.asked = False
+        self.asked_too_late = False
+        """The work was done by then, and nothing of it is broken off."""
         self._loop = loop
         self._task: asyncio.Task[Any] | None = None
 
     async def watched(self, main: Coroutine[Any, Any, T]) -> T:
         """Run what a signal cancels."""
         self._task = asyncio.current_task()
+        if self.asked:
+            main.close()
+            raise asyncio.CancelledError
         return await main
 
     @contextmanager
@@ -107,10 +115,13 @@ class _Stop:
             signal.signal(signal.SIGINT, before)
 
     def _interrupt(self) -> None:
-        if self._task is None or self._task.done():
-            raise KeyboardInterrupt  # there is nothing to take down, or not any more
-        if self.asked:
+        # Nothing is raised here: uvloop would print what a handler of a signal raises, and go on.
+        if self.asked or self.asked_too_late:
             errors.print("still ending: sandboxes are killed and what is done is saved")
-            return
-        self.asked = True
-        self._loop.call_soon_threadsafe(self._task.cancel)
+        elif self._task is None:
+            self.asked = True
+        elif self._task.done():
+            self.asked_too_late = True
+        else:
+            self.asked = True
+            self._loop.call_soon_threadsafe(self._task.cancel)

@@ -1,12 +1,16 @@
-"""The garbage collector's settings of a command that serves."""
+"""The event loop of commands: what a signal does to it, and the garbage collector's settings."""
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import os
+import signal
+import threading
 
 import pytest
 
-from polar.cli.loop import keep_loaded
+from polar.cli.loop import keep_loaded, run_async
 
 
 @pytest.fixture(autouse=True)
@@ -30,3 +34,45 @@ def test_what_is_loaded_is_passed_over_and_garbage_of_later_is_still_found() -> 
     for _ in range(10):
         _Cycle()
     assert gc.collect() >= 10
+
+
+def test_a_signal_that_comes_while_the_loop_is_taken_down_ends_the_command(capfd) -> None:
+    opened = []
+    taken_down = []
+
+    async def work():
+        async def source():
+            try:
+                yield
+            finally:  # reached when the loop closes what was left open
+                asked = threading.Thread(target=os.kill, args=(os.getpid(), signal.SIGINT))
+                asked.start()
+                await asyncio.sleep(0.1)
+                taken_down.append(True)
+
+        opened.append(source())
+        await anext(opened[0])
+        return "done"
+
+    with pytest.raises(KeyboardInterrupt):
+        run_async(work())
+    assert taken_down
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_signal_that_comes_again_breaks_nothing_off() -> None:
+    saved = []
+
+    async def work():
+        try:
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.sleep(60)
+        finally:
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.sleep(0.05)
+            saved.append(True)
+
+    with pytest.raises(KeyboardInterrupt):
+        run_async(work())
+    assert saved
