@@ -4,8 +4,8 @@ import asyncio
 import os
 import socket
 import sys
-import tempfile
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 import uvloop
@@ -83,31 +83,39 @@ async def test_a_scratch_folder_is_removed_whatever_its_permissions():
     assert not folder.exists()
 
 
-KILLED = """
-import asyncio, os, signal
+USES_A_FOLDER = """
+import asyncio, os, signal, sys
 from polar.runtimes.scratch import scratch_folder
 
 async def main():
     async with scratch_folder() as folder:
         (folder / "home").mkdir()
-        os.kill(os.getpid(), signal.SIGKILL)
+        if sys.argv[1] == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        print(folder, flush=True)
+        sys.stdin.read()
 
 asyncio.run(main())
 """
 
 
-async def test_folders_of_killed_processes_are_removed_and_those_in_use_are_not(
-    tmp_path, monkeypatch
-):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    env = {**os.environ, "TMPDIR": str(tmp_path)}
-    killed = await asyncio.create_subprocess_exec(sys.executable, "-c", KILLED, env=env)
-    await killed.wait()
+async def test_folders_of_killed_processes_are_removed_and_those_in_use_are_not(tmp_path):
+    async def started(how):
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", USES_A_FOLDER, how),
+            env={**os.environ, "TMPDIR": str(tmp_path)},
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
+
+    await (await started("killed")).communicate()
     (leaked,) = tmp_path.glob("polar-*")
-    async with scratch_folder() as mine:
-        assert await asyncio.to_thread(remove_stale) == 1
-        assert mine.exists()
+    living = await started("living")
+    used = Path((await living.stdout.readline()).decode().strip())
+    assert await asyncio.to_thread(remove_stale, tmp_path) == 1
+    assert (used / "home").exists()
     assert not leaked.exists()
+    await living.communicate(b"")
     assert not list(tmp_path.iterdir())
 
 
