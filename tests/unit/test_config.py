@@ -1,6 +1,7 @@
 """The config of a run: strict, told all at once, read back as it was written."""
 
 import json
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -267,6 +268,16 @@ def test_a_written_config_is_read_back_equal(tmp_path):
 
     again = load_config(tmp_path / "config.yaml", (), RunConfig)
     assert again.model_dump() == config.model_dump()
+
+
+def test_a_written_config_which_may_hold_a_key_can_be_read_by_its_owner_only(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text("model: mine\n")
+    path.chmod(0o644)
+    settings = "engine.settings={urls: [http://127.0.0.1:1], api_key: secret}"
+    write_config(path, load_config(None, ["engine.name=vllm", settings], RunConfig))
+    assert "secret" in path.read_text()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 def test_paths_are_absolute_so_that_a_run_resumes_from_anywhere(tmp_path, monkeypatch):

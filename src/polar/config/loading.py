@@ -67,9 +67,14 @@ def parse_config(
 
 
 def write_config(path: Path, config: BaseModel) -> None:
-    """Write a config with every default spelt out, as YAML that `load_config` reads back."""
+    """Write a config with every default spelt out, as YAML that `load_config` reads back.
+
+    Only its owner can read the file, for it may hold the key of an engine's server.
+    """
     text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
     temporary = path.with_name(f".{path.name}.tmp")
+    temporary.unlink(missing_ok=True)
+    temporary.touch(0o600)
     temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)
 
