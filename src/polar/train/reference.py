@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from polar.train.attention import ATTENTION_NAME
 from polar.train.lora import Adapter, switched_off
+from polar.train.model import converted
 from polar.train.policy import Policy
 from polar.train.tree_batch import TreeBatch
 
@@ -36,8 +37,9 @@ class Reference:
         """
         if adapters:
             return cls(policy, adapters)
-        place = {"device": policy.model.device, "dtype": policy.model.dtype}
-        frozen = copy.deepcopy(model).to(**place).requires_grad_(False)
+        frozen = converted(
+            copy.deepcopy(model), device=policy.model.device, dtype=policy.model.dtype
+        ).requires_grad_(False)
         if policy.shares_prefixes:
             frozen.set_attn_implementation(ATTENTION_NAME)
         return cls(replace(policy, model=frozen), ())

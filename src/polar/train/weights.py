@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from polar.errors import ConfigError, TrainingError
 from polar.train.attention import ATTENTION_NAME
 from polar.train.lora import Adapter, adapt
+from polar.train.model import converted
 from polar.train.ranks import Alone, Ranks
 from polar.train.settings import TrainSettings
 from polar.train.support import tree_obstacle
@@ -127,7 +128,7 @@ def _working_copy(
     fits = model.dtype == dtype and model.device == device
     shared = (*model.parameters(), *model.buffers()) if fits else ()
     working = copy.deepcopy(model, {id(tensor): tensor for tensor in shared})
-    working = working.to(device=device, dtype=dtype)
+    working = converted(working, device=device, dtype=dtype)
     working.set_attn_implementation(ATTENTION_NAME)
     return working
 
