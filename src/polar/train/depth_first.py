@@ -19,7 +19,7 @@ from polar.train.pieces import Piece
 from polar.train.tree_batch import Indices, TreeBatch
 from polar.train.tree_context import Kernel, TreeContext
 
-__all__ = ["DepthFirst", "LossOf"]
+__all__ = ["DepthFirst", "LossOf", "loss_gradients"]
 
 LossOf = Callable[[Indices, Tensor, Tensor], Tensor]
 """The share of the loss of some whole traces, from the indices of their samples in the batch, the
@@ -113,12 +113,9 @@ class DepthFirst:
             return
         index = torch.from_numpy(samples).to(self._logprobs.device)
         rows = torch.from_numpy(self._batch.sample_rows[samples]).to(self._logprobs.device)
-        values = self._logprobs[index].requires_grad_()
-        entropies = self._entropies[rows].requires_grad_()
-        loss = self._loss_of(samples, values, entropies)
-        if not torch.isfinite(loss):
-            raise TrainingError(f"the loss is {loss.item()}", fix="Lower the learning rate.")
-        by_value, by_entropy = torch.autograd.grad(loss, (values, entropies), allow_unused=True)
+        by_value, by_entropy = loss_gradients(
+            self._loss_of, samples, self._logprobs[index], self._entropies[rows]
+        )
         if by_value is not None:
             self._gradient[index] = by_value
         if by_entropy is not None:
@@ -139,3 +136,28 @@ class DepthFirst:
             if roots:
                 torch.autograd.backward([r for r, _ in roots], [g for _, g in roots])
                 self._collect()
+
+
+def loss_gradients(
+    loss_of: LossOf, samples: Indices, logprobs: Tensor, entropies: Tensor
+) -> tuple[Tensor | None, Tensor | None]:
+    """Differentiate the loss of some samples.
+
+    Args:
+        loss_of: The loss.
+        samples: Their indices.
+        logprobs: float32 [samples]; without a graph of its own, as `entropies`.
+        entropies: float32 [samples]
+
+    Returns:
+        The gradients of both, where the loss depends on them.
+
+    Raises:
+        TrainingError: The loss is not finite.
+    """
+    given = (logprobs.requires_grad_(), entropies.requires_grad_())
+    loss = loss_of(samples, *given)
+    if not torch.isfinite(loss):
+        raise TrainingError(f"the loss is {loss.item()}", fix="Lower the learning rate.")
+    by_value, by_entropy = torch.autograd.grad(loss, given, allow_unused=True)
+    return by_value, by_entropy

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any, assert_never
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from polar.errors import RankLost, TrainingError
 from polar.train.kernels import choose_kernel
+from polar.train.lockstep import for_each, idle_tree
 from polar.train.memory import reusing_memory
 from polar.train.optimizer import Optimizer
 from polar.train.passes import Minibatch, Passes
@@ -21,9 +23,10 @@ from polar.train.reference import Reference
 from polar.train.settings import TrainSettings
 from polar.train.supervised import SupervisedPlan, run_supervised
 from polar.train.tally import Tally
+from polar.train.tree_batch import TreeBatch
 from polar.train.weights import Weights
 
-__all__ = ["Collect", "End", "Imitate", "Learn", "Learner", "Load", "follow"]
+__all__ = ["Collect", "End", "Imitate", "Learn", "Learner", "Load", "Measure", "follow"]
 
 STATE_FORMAT = 1
 
@@ -46,6 +49,14 @@ class Imitate:
 
 
 @dataclass(frozen=True, slots=True)
+class Measure:
+    """Make rank 0's passes without gradient with it, where it cannot make them alone."""
+
+    reference: bool
+    """Whether they are through the reference."""
+
+
+@dataclass(frozen=True, slots=True)
 class Collect:
     """Put the state together at rank 0."""
 
@@ -62,7 +73,7 @@ class End:
     """The training is over."""
 
 
-Order = Learn | Imitate | Collect | Load | End
+Order = Learn | Imitate | Measure | Collect | Load | End
 
 
 class Learner:
@@ -94,9 +105,12 @@ class Learner:
             checkpoint_above=0
             if settings.gradient_checkpointing
             else settings.max_tokens_per_batch,
+            lockstep=self._weights.shards,
         )
         self.reference = (
-            Reference.of(model, self.policy, self._weights.adapters) if settings.kl else None
+            Reference.of(model, self.policy, self._weights.adapters, self._weights.shards)
+            if settings.kl
+            else None
         )
         self.optimizer = self._new_optimizer(settings.lr, settings.warmup_steps)
 
@@ -149,6 +163,32 @@ class Learner:
         with optimizer.all_or_nothing(steps=len(plan.steps)):
             return run_supervised(policy, optimizer, plan, progress, self.ranks)
 
+    def measure(self, batches: Sequence[TreeBatch], *, reference: bool = False) -> list[Tensor]:
+        """Compute logprobs without gradient: float32 [samples] of each batch.
+
+        Args:
+            batches: The trees; none on ranks that only accompany rank 0.
+            reference: Whether under the reference, and not under the policy.
+        """
+        found: list[Tensor] = []
+
+        def logprobs(batch: TreeBatch) -> Tensor:
+            with torch.no_grad():
+                if reference:
+                    assert self.reference is not None
+                    return self.reference.logprobs(batch)
+                return self.policy.logprobs(batch)[0]
+
+        if self.policy.lockstep is None:
+            return [logprobs(batch) for batch in batches]
+        for_each(
+            batches,
+            lambda batch: found.append(logprobs(batch)),
+            ranks=self.ranks,
+            idle=lambda: logprobs(idle_tree()),
+        )
+        return found
+
     def state(self) -> dict[str, Any]:
         """Put together what `load` needs; the same whatever the number of ranks."""
         with exposed(self.ranks):
@@ -196,13 +236,15 @@ def follow(learner: Learner) -> None:
 
 
 @reusing_memory()
-def _obey(learner: Learner, order: Learn | Imitate | Collect | Load) -> None:
+def _obey(learner: Learner, order: Learn | Imitate | Measure | Collect | Load) -> None:
     match order:
         case Learn(minibatches, version):
             tally = Tally(version=version, lr=learner.optimizer.lr)
             learner.learn(minibatches, tally, progress=_ignore, before_update=_nothing)
         case Imitate(plan, lr):
             learner.imitate(plan, lr=lr, progress=_ignore)
+        case Measure(reference):
+            learner.measure((), reference=reference)
         case Collect():
             learner.state()
         case Load(path):

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -18,12 +18,36 @@ from torch.nn.functional import linear
 
 from polar.train.settings import LoraSettings
 
-__all__ = ["Adapter", "adapt", "switched_off"]
+__all__ = [
+    "Adapter",
+    "LowRank",
+    "Switch",
+    "adapt",
+    "first_factors",
+    "switched_off",
+    "targets",
+]
 
 
 @dataclass(slots=True)
-class _Switch:
+class Switch:
+    """Whether an adapter takes part in the computation."""
+
     on: bool = True
+    """It does."""
+
+
+class LowRank(Protocol):
+    """An adapter of some linear layer."""
+
+    @property
+    def switch(self) -> Switch:
+        """Whether the working model computes with it."""
+        ...
+
+    def merge(self) -> None:
+        """Show the user's model what was learned."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +63,7 @@ class Adapter:
     scale: float
     targets: tuple[Tensor, ...]
     """Weights that hold the sum: the working model's and the user's."""
-    switch: _Switch
+    switch: Switch
     """Whether the working model computes with the sum."""
 
     @torch.no_grad()
@@ -74,21 +98,46 @@ def adapt(
     for parameter in (*working.parameters(), *given.parameters()):
         parameter.requires_grad_(False)
     adapters = []
-    for name, layer in list(working.named_modules()):
-        if isinstance(layer, nn.Linear) and name.rpartition(".")[2] in settings.target_modules:
-            shown = given.get_parameter(f"{name}.weight")
-            adapter = _new_adapter(layer, shown, settings, random)
-            if not served:
-                adapter = replace(adapter, targets=(layer.weight,))
-            working.set_submodule(name, _AdaptedLinear(layer, adapter))
-            adapters.append(adapter)
-    if not adapters:
-        raise ValueError(f"no linear layer is named {', '.join(settings.target_modules)}")
+    for name, layer in targets(working, settings):
+        shown = given.get_parameter(f"{name}.weight")
+        adapter = _new_adapter(layer, shown, settings, random)
+        if not served:
+            adapter = replace(adapter, targets=(layer.weight,))
+        working.set_submodule(name, _AdaptedLinear(layer, adapter))
+        adapters.append(adapter)
     return adapters
 
 
+def targets(model: nn.Module, settings: LoraSettings) -> list[tuple[str, nn.Linear]]:
+    """Find the linear layers that get an adapter, by name.
+
+    Raises:
+        ValueError: No layer has one of the names.
+    """
+    found = [
+        (name, layer)
+        for name, layer in model.named_modules()
+        if isinstance(layer, nn.Linear) and name.rpartition(".")[2] in settings.target_modules
+    ]
+    if not found:
+        raise ValueError(f"no linear layer is named {', '.join(settings.target_modules)}")
+    return found
+
+
+def first_factors(
+    layer: nn.Linear, settings: LoraSettings, random: torch.Generator
+) -> tuple[nn.Parameter, nn.Parameter, float]:
+    """Make the factors of an adapter that does nothing yet: down, up and their scale."""
+    outputs, inputs = layer.weight.shape
+    device = layer.weight.device
+    bound = 1.0 / math.sqrt(inputs)
+    down = torch.empty(settings.rank, inputs).uniform_(-bound, bound, generator=random)
+    up = nn.Parameter(torch.zeros(outputs, settings.rank, device=device))
+    return nn.Parameter(down.to(device)), up, settings.alpha / settings.rank
+
+
 @contextmanager
-def switched_off(adapters: Sequence[Adapter]) -> Iterator[None]:
+def switched_off(adapters: Sequence[LowRank]) -> Iterator[None]:
     """Let the working model compute without its adapters, for passes without gradient.
 
     No weight changes meanwhile, so that the user's model can be sampled from.
@@ -105,17 +154,14 @@ def switched_off(adapters: Sequence[Adapter]) -> Iterator[None]:
 def _new_adapter(
     layer: nn.Linear, given: nn.Parameter, settings: LoraSettings, random: torch.Generator
 ) -> Adapter:
-    outputs, inputs = layer.weight.shape
-    device = layer.weight.device
-    bound = 1.0 / math.sqrt(inputs)
-    down = torch.empty(settings.rank, inputs).uniform_(-bound, bound, generator=random)
+    down, up, scale = first_factors(layer, settings, random)
     return Adapter(
-        base=given.detach().to(device, copy=True),
-        down=nn.Parameter(down.to(device)),
-        up=nn.Parameter(torch.zeros(outputs, settings.rank, device=device)),
-        scale=settings.alpha / settings.rank,
+        base=given.detach().to(layer.weight.device, copy=True),
+        down=down,
+        up=up,
+        scale=scale,
         targets=(layer.weight,) if layer.weight is given else (layer.weight, given),
-        switch=_Switch(),
+        switch=Switch(),
     )
 
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from polar.errors import TrainingError
 from polar.train.ranks import Alone, Ranks
@@ -99,15 +100,22 @@ class Optimizer:
     def state(self) -> dict[str, Any]:
         """Everything that `load_state` needs, the masters included; tensors are not copied.
 
-        What ranks hold in parts is put together, so that any number of ranks can go on from it.
+        What ranks hold in parts is put together in the main memory of rank 0, one tensor at a
+        time, so that any number of ranks can go on from it; the others get nothing.
         """
+
+        def kept(whole: Tensor) -> Tensor:
+            if self._ranks.rank:
+                return whole.new_empty(0)
+            return whole if self._ranks.size == 1 else whole.cpu()
+
         adamw, trainables = self._adamw.state_dict(), self._weights.trainables
         moments = {
-            i: {k: trainables[i].whole(v) if v.dim() else v for k, v in found.items()}
+            i: {k: kept(trainables[i].whole(v)) if v.dim() else v for k, v in found.items()}
             for i, found in adamw["state"].items()
         }
         return {
-            "masters": [t.whole(t.master.detach()) for t in trainables],
+            "masters": [kept(t.whole(t.master.detach())) for t in trainables],
             "adamw": adamw | {"state": moments},
             "steps": self.steps,
         }

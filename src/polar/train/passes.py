@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from polar.train.lockstep import for_each, idle_tree
 from polar.train.loss import PolicyLoss, Samples, policy_loss
 from polar.train.optimizer import Optimizer
 from polar.train.policy import Policy
@@ -68,21 +69,39 @@ class Passes:
         """Take one optimizer step a minibatch and epoch, or none if any of them fails."""
         passes = [m for _ in range(self.settings.epochs_per_step) for m in minibatches]
         moves = len(passes) > 1  # from the second update on, the policy is not the old one
-        with together(self.ranks):
-            batches = (b for m in minibatches for b in m.batches)
-            befores = {id(b): self._before(b, moves=moves) for b in batches}
+        befores = self._befores(minibatches, moves=moves)
         work, done = sum(b.token_ids.size for m in passes for b in m.batches), 0
         with self.optimizer.all_or_nothing(steps=len(passes)):
             for minibatch in passes:
-                with together(self.ranks):
-                    for batch in minibatch.batches:
-                        self._learn(batch, minibatch, befores[id(batch)])
-                        done += batch.token_ids.size
-                        progress(done / work)
+
+                def learn(batch: TreeBatch, minibatch: Minibatch = minibatch) -> None:
+                    nonlocal done
+                    self._learn(batch, minibatch, befores[id(batch)])
+                    done += batch.token_ids.size
+                    progress(done / work)
+
+                lockstep = self.policy.lockstep is not None
+                idle = self.policy.idle if lockstep else None
+                for_each(minibatch.batches, learn, ranks=self.ranks, idle=idle)
                 with together(self.ranks):
                     before_update()
                 with exposed(self.ranks):
                     self.tally.add_update(self.optimizer.update())
+
+    def _befores(self, minibatches: Sequence[Minibatch], *, moves: bool) -> dict[int, _Before]:
+        """Compute what no update may touch, by the identity of the batch."""
+        found: dict[int, _Before] = {}
+
+        def look(batch: TreeBatch) -> None:
+            found[id(batch)] = self._before(batch, moves=moves)
+
+        def idle() -> None:
+            self._before(idle_tree(), moves=moves)
+
+        batches = [b for m in minibatches for b in m.batches]
+        lockstep = self.policy.lockstep is not None
+        for_each(batches, look, ranks=self.ranks, idle=idle if lockstep else None)
+        return found
 
     def _before(self, batch: TreeBatch, *, moves: bool) -> _Before:
         reference = None if self.reference is None else self.reference.logprobs(batch)

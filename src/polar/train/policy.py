@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from polar.errors import TrainingError
 from polar.train.depth_first import DepthFirst, LossOf
 from polar.train.head import sampled_logprobs
+from polar.train.lockstep import Lockstep, empty_lesson, idle_tree, learn_at_once
 from polar.train.pieces import cut_pieces
 from polar.train.recompute import Keep, checkpoint_layers
 from polar.train.support import last_hidden
@@ -46,6 +47,8 @@ class Policy:
     """What computes attention."""
     shares_prefixes: bool = True
     """Whether the model can be computed along trees; otherwise batches must hold one sequence."""
+    lockstep: Lockstep | None = None
+    """Through what all ranks make each pass at once; absent: passes are this process's own."""
 
     def logprobs(self, batch: TreeBatch) -> tuple[Tensor, Tensor]:
         """Compute the logprob of every sample of a batch at once, with gradient.
@@ -56,8 +59,12 @@ class Policy:
         Raises:
             TrainingError: The model mixes tokens by other means than standard attention.
         """
-        tree = TreeContext(batch.layout, kernel=self.kernel)
-        return self._compute(batch, tree, slice(None), slice(None))
+
+        def compute() -> tuple[Tensor, Tensor]:
+            tree = TreeContext(batch.layout, kernel=self.kernel)
+            return self._compute(batch, tree, slice(None), slice(None))
+
+        return compute() if self.lockstep is None else self.lockstep.forward(compute)
 
     def learn(
         self, batch: TreeBatch, loss_of: LossOf, *, collect: Callable[[], None] = _nothing
@@ -65,7 +72,7 @@ class Policy:
         """Add the gradient of a loss of the logprobs to the parameters.
 
         Args:
-            batch: The tree; computed in pieces.
+            batch: The tree; computed in pieces, or in lockstep at once.
             loss_of: The loss, trace by trace.
             collect: Called whenever there are gradients to be moved elsewhere.
 
@@ -76,6 +83,8 @@ class Policy:
             TrainingError: The model mixes tokens by other means than standard attention, or the
                 loss is not finite.
         """
+        if self.lockstep is not None:
+            return learn_at_once(batch, loss_of, self.logprobs(batch), self.lockstep)
         depth_first = DepthFirst(
             batch,
             compute=lambda tree, samples, rows: self._compute(batch, tree, samples, rows),
@@ -85,6 +94,10 @@ class Policy:
             device=self.model.device,
         )
         return depth_first.run(cut_pieces(batch.layout, self.piece_tokens))
+
+    def idle(self) -> None:
+        """Make the passes of `learn` with the other ranks, and add nothing to the gradient."""
+        self.learn(idle_tree(), empty_lesson)
 
     def _compute(
         self, batch: TreeBatch, tree: TreeContext, samples: slice, rows: slice

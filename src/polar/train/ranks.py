@@ -95,7 +95,7 @@ class Undone(Exception):
 def together(ranks: Ranks) -> Iterator[None]:
     """Leave the block when every rank has got through it, or fail on all of them.
 
-    Nothing inside may need another rank.
+    Nothing inside may need another rank, unless leaving it halfway marks the ranks as broken.
 
     Raises:
         TrainingError: It failed on another rank (on rank 0).
@@ -104,6 +104,8 @@ def together(ranks: Ranks) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
+        if ranks.broken:
+            raise
         ranks.gathered(f"{type(error).__name__}: {error}")
         if ranks.rank and isinstance(error, Exception):
             raise Undone from error

@@ -159,6 +159,12 @@ class TrainSettings(BaseModel):
     `train_embeddings: false`, for the input embedding lies below them."""
     lora: LoraSettings | None = None
     """Train a low-rank adapter, merged into the weights after each step; absent: all weights."""
+    shard: Literal["optimizer", "layers"] = "optimizer"
+    """What several ranks divide among them: `optimizer`: its state and the float32 weights; each
+    rank computes with the whole model. `layers`: everything, for models that do not fit one GPU; a
+    layer is put together when a pass reaches it, all ranks make as many passes as the one with
+    most trees, and a tree of up to `max_tokens_per_batch` is one pass, without smaller pieces. Of
+    no effect in a single process."""
     seed: int = 0
     """Seed of everything random in training."""
 

@@ -10,9 +10,10 @@ import numpy as np
 from torch import Tensor
 
 from polar.train.deal import Hands, deal
+from polar.train.lockstep import for_each
 from polar.train.optimizer import Optimizer
 from polar.train.policy import Policy
-from polar.train.ranks import Ranks, exposed, together
+from polar.train.ranks import Ranks, exposed
 from polar.train.settings import TrainSettings
 from polar.train.tree_batch import Indices, TreeBatch, plan_batches
 from polar.types import Trace, Trajectory
@@ -102,17 +103,20 @@ def run_supervised(
         The mean negative log-likelihood of a sampled token in each epoch.
     """
     losses, done, work = [], 0, sum(b.token_ids.size for b in plan.batches)
+    idle = None if policy.lockstep is None else policy.idle
     for epoch in plan.epochs:
         total = 0.0
         for step in epoch:
-            with together(ranks):
-                for batch in step.hands[0]:
-                    logprobs, _ = policy.learn(
-                        batch, partial(_share, tokens=step.tokens), collect=optimizer.collect
-                    )
-                    total -= float(logprobs.sum())
-                    done += batch.token_ids.size
-                    progress(done / work)
+
+            def learn(batch: TreeBatch, tokens: int = step.tokens) -> None:
+                nonlocal total, done
+                loss_of = partial(_share, tokens=tokens)
+                logprobs, _ = policy.learn(batch, loss_of, collect=optimizer.collect)
+                total -= float(logprobs.sum())
+                done += batch.token_ids.size
+                progress(done / work)
+
+            for_each(step.hands[0], learn, ranks=ranks, idle=idle)
             with exposed(ranks):
                 optimizer.update()
         losses.append(sum(ranks.gathered(total)) / sum(step.tokens for step in epoch))

@@ -4,18 +4,31 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from polar.errors import TrainingError
 from polar.train.layout import TreeLayout
 from polar.train.tree_context import TreeContext, tree_attention
 
-__all__ = ["last_hidden", "tree_obstacle"]
+__all__ = ["decoder_layers", "last_hidden", "tree_obstacle"]
 
 _TRUNK, _BRANCH = 4, 6  # a branch is longer than the convolutions of recurrent layers reach
 # A random model's state may leak little. Doubt is resolved against the tree: that costs time only.
 _TOLERANCE, _NARROW_TOLERANCE = 1e-5, 1e-4
+
+
+def decoder_layers(model: PreTrainedModel, *, fix: str) -> nn.ModuleList:
+    """Find the model's layers.
+
+    Raises:
+        TrainingError: They are nowhere in a list of their number.
+    """
+    count = model.config.get_text_config().num_hidden_layers
+    for module in model.base_model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            return module
+    raise TrainingError("the model's layers were not found", fix=fix)
 
 
 def last_hidden(model: PreTrainedModel, tokens: Tensor, tree: TreeContext) -> Tensor:

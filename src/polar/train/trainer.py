@@ -16,7 +16,7 @@ from polar.errors import TrainingError
 from polar.train.advantages import Rewards
 from polar.train.checkpoint import check_state, replace_folder, replacing_file
 from polar.train.deal import deal
-from polar.train.learner import STATE_FORMAT, Collect, Imitate, Learn, Learner, Load
+from polar.train.learner import STATE_FORMAT, Collect, Imitate, Learn, Learner, Load, Measure
 from polar.train.lessons import Credited, credited_groups, lessons, overlong_tokens
 from polar.train.memory import reusing_memory
 from polar.train.metrics import StepMetrics, SupervisedMetrics
@@ -186,7 +186,6 @@ class Trainer:
         )
 
     @reusing_memory()
-    @torch.no_grad()
     def logprobs(self, traces: Sequence[Trace]) -> list[FloatArray]:
         """Compute the logprobs of the trained tokens of some traces under the current weights.
 
@@ -203,8 +202,8 @@ class Trainer:
                 fix="Raise max_trace_tokens.",
             )
         found = [np.zeros(trace.token_ids.size, np.float32) for trace in traces]
-        for batch in batches:
-            values = self._policy.logprobs(batch)[0].cpu().numpy()
+        for batch, logprobs in zip(batches, self._measured(batches), strict=True):
+            values = logprobs.cpu().numpy()
             for trace in np.unique(batch.sample_traces):
                 mine = batch.sample_traces == trace
                 found[trace][batch.sample_positions[mine]] = values[mine]
@@ -246,7 +245,15 @@ class Trainer:
         self._tell([Load(path)] * self._ranks.size)
         self.weight_version = self._learner.load(path)
 
-    def _tell(self, orders: Iterable[Learn | Imitate | Collect | Load]) -> None:
+    def _measured(
+        self, batches: Sequence[TreeBatch], *, reference: bool = False
+    ) -> list[torch.Tensor]:
+        """Compute the logprobs of some trees without gradient, on this rank."""
+        if self._policy.lockstep is not None:
+            self._tell([Measure(reference)] * self._ranks.size)
+        return self._learner.measure(batches, reference=reference)
+
+    def _tell(self, orders: Iterable[Learn | Imitate | Measure | Collect | Load]) -> None:
         """Say to every rank what it has to do now."""
         self._ranks.tell(list(orders))
 
@@ -298,14 +305,14 @@ class Trainer:
         weights = np.array([lesson.weight for lesson in found], np.float32)
         return [Minibatch(hand, advantages, starts, weights) for hand in hands]
 
-    @torch.no_grad()
     def _divergence(self, group: Group) -> Rewards:
         """How much likelier each session is than under the reference, in nats: [sessions]."""
-        assert self._reference is not None
         owners = [i for i, c in enumerate(group.trajectories) for _ in c.traces]
         found = np.zeros(len(group.trajectories))
-        for batch in self._trees([t for c in group.trajectories for t in c.traces])[0]:
-            change = self._policy.logprobs(batch)[0] - self._reference.logprobs(batch)
+        batches, _ = self._trees([t for c in group.trajectories for t in c.traces])
+        now, then = self._measured(batches), self._measured(batches, reference=True)
+        for batch, new, old in zip(batches, now, then, strict=True):
+            change = new - old
             np.add.at(found, np.array(owners)[batch.sample_traces], change.cpu().numpy())
         return found
 
@@ -313,9 +320,8 @@ class Trainer:
         """Compare with the engine on one group, when there is nothing to train on."""
         for group in groups:
             batches, _ = self._trees([t for c in group.trajectories for t in c.traces])
-            for batch in batches:
-                with torch.no_grad():
-                    tally.add_gap(batch, self._policy.logprobs(batch)[0])
+            for batch, logprobs in zip(batches, self._measured(batches), strict=True):
+                tally.add_gap(batch, logprobs)
             if tally.gap_samples:
                 return
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -11,12 +14,15 @@ from transformers import PreTrainedModel
 
 from polar.errors import ConfigError, TrainingError
 from polar.train.attention import ATTENTION_NAME
-from polar.train.lora import Adapter, adapt
+from polar.train.lora import LowRank, adapt
 from polar.train.model import converted
 from polar.train.ranks import Alone, Ranks
 from polar.train.settings import TrainSettings
-from polar.train.support import tree_obstacle
+from polar.train.support import decoder_layers, tree_obstacle
 from polar.train.trainable import Divided, Trainable, Whole
+
+if TYPE_CHECKING:
+    from polar.train.layer_shards import LayerShards
 
 __all__ = ["Weights"]
 
@@ -28,9 +34,11 @@ class Weights:
     working: PreTrainedModel
     """Attends along trees; shares parameters with the user's model where dtypes allow."""
     trainables: tuple[Trainable, ...]
-    adapters: tuple[Adapter, ...]
+    adapters: tuple[LowRank, ...]
     obstacle: str | None = None
     """What keeps the model from being computed along trees; absent: it can be."""
+    shards: LayerShards | None = None
+    """How ranks that hold the layers in parts compute them; absent: each by itself."""
 
     @classmethod
     def of(
@@ -54,6 +62,8 @@ class Weights:
                 fix="Load it in float32, or set dtype to that of the weights.",
             )
         ranks = ranks or Alone()
+        if settings.shard == "layers" and ranks.size > 1:
+            return cls._sharded(model, settings, ranks, dtype)
         working = _working_copy(model, dtype, ranks.device)
         obstacle = tree_obstacle(working)
         if obstacle is not None:
@@ -78,15 +88,44 @@ class Weights:
         obstacle: str | None,
     ) -> Weights:
         assert settings.lora is not None
-        try:
+        with _known_layers():
             adapters = adapt(
                 working, model, settings.lora, seed=settings.seed, served=not ranks.rank
             )
-        except ValueError as error:
-            raise ConfigError(str(error), where="train.lora.target_modules") from error
         factors = (factor for a in adapters for factor in (a.down, a.up))
         trainables = tuple(_trainable(f, f, ranks) for f in factors)
         return cls(working, trainables, tuple(adapters), obstacle)
+
+    @classmethod
+    def _sharded(
+        cls, model: PreTrainedModel, settings: TrainSettings, ranks: Ranks, dtype: torch.dtype
+    ) -> Weights:
+        """Divide a model that is in main memory, layer by layer."""
+        from polar.train.layer_shards import LayerShards, Shard, twin
+        from polar.train.lora_shards import branch_off, sharded_adapters
+
+        if settings.lora is None:
+            _freeze(model, settings)
+        working = twin(model)
+        working.set_attn_implementation(ATTENTION_NAME)
+        # Trying it needs every layer at once, as it is now.
+        obstacle = ranks.gathered(None if ranks.rank else tree_obstacle(working))[0]
+        if obstacle is not None:
+            working.set_attn_implementation(model.config._attn_implementation)
+        if settings.lora is None:
+            shards = LayerShards(working, ranks, dtype=dtype)
+            trainables = tuple(
+                Shard.of(used, given, ranks)
+                for used, given in zip(working.parameters(), model.parameters(), strict=True)
+                if given.requires_grad
+            )
+            return cls(working, trainables, (), obstacle, shards)
+        with _known_layers():
+            branch_off(working, settings.lora, seed=settings.seed)
+        shards = LayerShards(working, ranks, dtype=dtype)
+        adapters = tuple(sharded_adapters(working, model, ranks))
+        factors = tuple(factor for a in adapters for factor in (a.down, a.up))
+        return cls(working, factors, adapters, obstacle, shards)
 
     @property
     def masters(self) -> list[Tensor]:
@@ -138,17 +177,19 @@ def _freeze(model: PreTrainedModel, settings: TrainSettings) -> None:
     frozen: list[nn.Module] = []
     if not settings.train_embeddings:
         frozen += [model.get_input_embeddings(), model.get_output_embeddings()]
-    frozen += list(_layers(model)[: settings.frozen_layers])
+    layers = decoder_layers(model, fix="Set frozen_layers to 0.")
+    frozen += list(layers[: settings.frozen_layers])
     for module in frozen:
         module.requires_grad_(False)
 
 
-def _layers(model: PreTrainedModel) -> nn.ModuleList:
-    count = model.config.get_text_config().num_hidden_layers
-    for module in model.base_model.modules():
-        if isinstance(module, nn.ModuleList) and len(module) == count:
-            return module
-    raise TrainingError("the model's layers were not found", fix="Set frozen_layers to 0.")
+@contextmanager
+def _known_layers() -> Iterator[None]:
+    """Say which setting names layers that there are not."""
+    try:
+        yield
+    except ValueError as error:
+        raise ConfigError(str(error), where="train.lora.target_modules") from error
 
 
 def _trainable(used: nn.Parameter, given: nn.Parameter, ranks: Ranks) -> Trainable:

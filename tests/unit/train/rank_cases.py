@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
+from torch.distributed.tensor import DTensor
 from train_cases import branching_traces, make_group, make_model, make_trace, make_trajectory
 
 from polar.errors import TrainingError
@@ -23,7 +24,7 @@ from polar.train.torch_ranks import TorchRanks
 STEPS = 3
 LORA = LoraSettings(rank=3, alpha=8.0, target_modules=("q_proj", "v_proj", "up_proj"))
 SMALL = {"max_tokens_per_batch": 40, "max_tokens_per_piece": 20}
-CASES = {
+WHOLE = {
     "llama in trees": ("llama", SMALL),
     "qwen3 in trees": ("qwen3", SMALL),
     "one trace for two ranks": ("llama", {}),
@@ -39,6 +40,43 @@ CASES = {
     ),
     "frozen layers": ("qwen3", {"train_embeddings": False, "frozen_layers": 1}),
 }
+TINY = {"shard": "layers", "max_tokens_per_batch": 24}
+"""Trees of which the ranks have different numbers, some with gradient checkpointing."""
+SHARDED = {
+    "llama in layers": ("llama", TINY),
+    "qwen3 in layers": ("qwen3", TINY),
+    "gemma3 in layers": ("gemma3", TINY | {"entropy_coef": 0.1}),
+    "sequences in layers": ("qwen3_5", {"shard": "layers"}),
+    "one trace for two ranks in layers": ("llama", {"shard": "layers"}),
+    "an adapter, a reference, in layers": (
+        "qwen3",
+        {"lora": LORA, "kl": KlSettings(coefficient=0.1), **TINY},
+    ),
+    "a reference in layers": (
+        "llama",
+        {"kl": KlSettings(coefficient=0.1, within="reward"), **TINY},
+    ),
+    "bfloat16 in layers": ("llama", {"dtype": "bfloat16", **TINY}),
+    "several updates in layers": (
+        "llama",
+        {
+            "epochs_per_step": 2,
+            "minibatches_per_step": 2,
+            "gradient_checkpointing": True,
+            "kl": KlSettings(coefficient=0.1),
+            **TINY,
+        },
+    ),
+    "three trees in layers": (
+        "qwen3",
+        {"shard": "layers", "normalizer": "session_mean", "recompute": False},
+    ),
+    "frozen layers in layers": (
+        "qwen3",
+        {"train_embeddings": False, "frozen_layers": 1, "shard": "layers"},
+    ),
+}
+CASES = WHOLE | SHARDED
 """Name -> family, settings."""
 
 
@@ -97,10 +135,10 @@ def resume(ranks: TorchRanks, case: str, folder: Path) -> None:
             trainer.save_state(folder / f"{case}.resumed")
 
 
-def imitate(ranks: TorchRanks, folder: Path) -> None:
-    with followed(ranks, "llama in trees") as trainer:
+def imitate(ranks: TorchRanks, case: str, folder: Path) -> None:
+    with followed(ranks, case) as trainer:
         if trainer is not None:
-            torch.save(imitated(trainer), folder / "imitated")
+            torch.save(imitated(trainer), folder / f"{case}.imitated")
 
 
 def imitated(trainer: Trainer):
@@ -109,9 +147,8 @@ def imitated(trainer: Trainer):
     return trainer.supervised(sessions, epochs=2, batch_sessions=5, lr=1e-2).losses
 
 
-def fail(ranks: TorchRanks, folder: Path) -> None:
+def fail(ranks: TorchRanks, case: str, folder: Path) -> None:
     """Let one rank's loss be infinite, then stop from rank 0, then train."""
-    case = "three trees for two ranks"
     with followed(ranks, case) as trainer:
         if trainer is None:
             return
@@ -123,7 +160,7 @@ def fail(ranks: TorchRanks, folder: Path) -> None:
         )
         trainer.step(groups_of(case))
         found = {"errors": errors, "same": same, "version": trainer.weight_version}
-        torch.save(found, folder / "failed")
+        torch.save(found, folder / f"{case}.failed")
 
 
 def _poisoned(place: int):
@@ -148,6 +185,34 @@ def _stop(_: float) -> None:
     raise InterruptedError("stopped")
 
 
+def measure(ranks: TorchRanks, folder: Path) -> None:
+    """Count the bytes of a deeper model's parameters that each rank holds, at rest and at most."""
+    case = "llama in layers"
+    family, settings = CASES[case]
+    model = make_model(family, num_hidden_layers=8)
+    whole = sum(p.nbytes for p in model.parameters())
+    trainer = None if ranks.rank else Trainer(model, settings_of(settings), ranks=ranks)
+    learner = Learner(model, settings_of(settings), ranks) if trainer is None else trainer._learner
+    policy, gathered = learner.policy.model, [0]
+
+    def count(*_) -> None:
+        gathered.append(sum(p.nbytes for p in policy.parameters() if not isinstance(p, DTensor)))
+
+    for module in policy.modules():
+        module.register_forward_hook(count)
+    if trainer is None:
+        follow(learner)
+    else:
+        trainer.step(groups_of(case))
+        trainer.logprobs([branching_traces()[0]])
+        ranks.tell([End()] * ranks.size)
+    parts = sum(p.to_local().nbytes for p in policy.parameters())
+    moments = learner.optimizer._adamw.state_dict()["state"].values()
+    adamw = sum(m[name].nbytes for m in moments for name in ("exp_avg", "exp_avg_sq"))
+    found = {"whole": whole, "parts": parts, "gathered": max(gathered), "adamw": adamw}
+    torch.save(found, folder / f"bytes.{ranks.rank}")
+
+
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
     ranks = TorchRanks(int(os.environ["LOCAL_RANK"]))
@@ -156,8 +221,11 @@ def main(folder: Path) -> None:
             if trainer is not None:
                 learn(trainer, case, folder)
         resume(ranks, case, folder)
-    imitate(ranks, folder)
-    fail(ranks, folder)
+    for case in ("llama in trees", "llama in layers"):
+        imitate(ranks, case, folder)
+    for case in ("three trees for two ranks", "three trees in layers"):
+        fail(ranks, case, folder)
+    measure(ranks, folder)
     ranks.close()
 
 
