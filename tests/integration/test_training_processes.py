@@ -164,9 +164,11 @@ def worker_of(process: subprocess.Popen[str]) -> int:
 
 
 @pytest.mark.timeout(300)
-def test_two_ranks_learn_what_one_does_and_go_on_after_one_was_killed(at):
+@pytest.mark.parametrize("shard", ["optimizer", "layers"])
+def test_two_ranks_learn_what_one_does_and_go_on_after_one_was_killed(at, shard):
     finished(start(at, "run.json", "--run-dir", at / "alone"))
-    killed = start(at, "run.json", "--run-dir", at / "two", ranks=2)
+    divided = ("--set", f"train.shard={shard}")
+    killed = start(at, "run.json", *divided, "--run-dir", at / "two", ranks=2)
     while len(trained_steps(at / "two")) < 2:
         assert killed.poll() is None
         time.sleep(0.005)
