@@ -30,7 +30,7 @@ async def test_two_sub_agents_at_once_are_told_apart_and_each_is_a_chain_of_its_
     assert session.fidelity.kept == session.fidelity.sampled > 0
 
 
-@pytest.mark.parametrize("name", ["claude_agent_sdk", "claude_code", "codex", "opencode"])
+@pytest.mark.parametrize("name", WAYS)
 async def test_two_sub_agents_with_the_same_errand_share_no_reply(name, tmp_path):
     session = await play_errands(name, tmp_path, errands=("first", "first"))
 

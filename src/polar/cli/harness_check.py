@@ -104,6 +104,7 @@ async def play(
                         max_calls=_MAX_CALLS,
                         kind_of=harness.kind_of,
                         agent_header=harness.agent_header,
+                        agent_tool=harness.agent_tool,
                     ),
                 )
                 result = await _run(harness, runtime, work, (address.url, session.key), run_s=run_s)

@@ -196,6 +196,7 @@ def _policy(config: RunConfig, harness: Harness, max_context: int) -> SessionPol
         max_calls=rollout.max_calls,
         kind_of=harness.kind_of,
         agent_header=harness.agent_header,
+        agent_tool=harness.agent_tool,
     )
 
 

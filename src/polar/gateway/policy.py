@@ -43,6 +43,10 @@ class SessionPolicy:
     """Header, in lower case, in which each agent of the session has a value of its own: identical
     requests of two agents are two calls, those of one agent are a retry. Absent: nothing tells
     the agents apart, and identical requests at one time are a retry."""
+    agent_tool: tuple[str, str] | None = None
+    """The tool by which the model starts an agent, and its argument that is the agent's errand:
+    as many identical openings as were started on an errand are calls of their own. Absent: no
+    openings are expected."""
 
     def applied(self, wanted: Sampling, *, room: int) -> Sampling:
         """Put what is pinned and allowed in place of what a harness wants.

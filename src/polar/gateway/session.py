@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -16,6 +16,7 @@ from polar.errors import (
     InterceptorFailed,
     Unauthorized,
 )
+from polar.gateway.agents import Agents, Asked
 from polar.gateway.assembly import Assembled, Assembly
 from polar.gateway.call import CallEnvironment, CallRequest, RunningCall
 from polar.gateway.conversations import Conversations
@@ -60,7 +61,8 @@ class OpenSession:
         self._conversations = Conversations()
         self._fork_reasons = ForkReasons()
         self._begun = 0
-        self._joinable: dict[Hashable, RunningCall] = {}
+        self._agents = Agents(policy)
+        self._joinable: dict[Asked, RunningCall] = {}
         self._running: set[RunningCall] = set()
         self._scoring: set[asyncio.Task[None]] = set()
         self._counter = UsageCounter()
@@ -85,7 +87,7 @@ class OpenSession:
             InterceptorFailed: An interceptor broke.
         """
         chat = self._continued(chat)
-        asked = _Asked.of(chat, self._agent(headers))
+        asked = self._agents.asked(chat, headers, self._joinable)
         running = self._joinable.get(asked)
         if running is not None:
             self._counter.add_coalesced()
@@ -142,12 +144,7 @@ class OpenSession:
         messages = (*chat.messages[:start], *earlier, *chat.messages[start:])
         return replace(chat, messages=messages)
 
-    def _agent(self, headers: Mapping[str, str]) -> str | None:
-        """Say which agent of the harness makes a request, where its headers tell."""
-        header = self._policy.agent_header
-        return None if header is None else headers.get(header)
-
-    def _begin(self, chat: Chat, headers: Mapping[str, str], asked: Hashable) -> RunningCall:
+    def _begin(self, chat: Chat, headers: Mapping[str, str], asked: Asked) -> RunningCall:
         kind = self._policy.kind_of(chat, headers)
         self._check_limit(kind)
         environment = self._environment
@@ -180,7 +177,7 @@ class OpenSession:
                 most_tool_calls=None if seen.parallel_tool_calls else 1,
             ),
             environment.calls,
-            on_recorded=partial(self._recorded, chat),
+            on_recorded=partial(self._recorded, chat, asked),
             on_deserted=self._deserted,
             on_done=self._done,
         )
@@ -222,7 +219,7 @@ class OpenSession:
         applied = self._policy.applied(wanted, room=room)
         return replace(applied, stop_token_ids=self._environment.renderer.stop_token_ids)
 
-    def _recorded(self, chat: Chat, call: Call, assembled: Assembled) -> None:
+    def _recorded(self, chat: Chat, asked: Asked, call: Call, assembled: Assembled) -> None:
         """Let later calls extend this one; a copy that was cut is not what was sampled."""
         self._counter.add_call(call)
         if self._policy.has_cut(chat.sampling, call):
@@ -231,6 +228,8 @@ class OpenSession:
         self._splicer.record(call if whole else replace(call, reply=assembled.sampled))
         self._fork_reasons.add(call)
         finished = call.finish_reason not in ("abandoned", "error")
+        if finished:
+            self._agents.sampled(asked, assembled.given)
         if finished and chat.stored:
             said = chat.messages[int(chat.instructed) :]
             self._conversations.add(call.id, (*said, assembled.given))
@@ -260,27 +259,10 @@ class OpenSession:
         self._stop_joining(call)
 
     def _stop_joining(self, call: RunningCall) -> None:
-        if self._joinable.get(call.request.asked) is call:
-            del self._joinable[call.request.asked]
+        for asked in [asked for asked, each in self._joinable.items() if each is call]:
+            del self._joinable[asked]
 
 
 def _untrained(kind: CallKind) -> CallKind:
     """Keep what another model sampled out of the training of this one."""
     return "auxiliary" if kind in ("main", "subagent") else kind
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """What a request asks for, and who asks, however it wants it delivered."""
-
-    chat: Chat
-    agent: str | None
-
-    @classmethod
-    def of(cls, chat: Chat, agent: str | None) -> _Asked:
-        return cls(replace(chat, stream=False, include_usage=False), agent)
-
-    def __hash__(self) -> int:
-        """Hash what nearly always tells requests apart, however long the conversation is."""
-        messages = self.chat.messages
-        return hash((len(messages), messages[-1:], self.chat.sampling, self.agent))

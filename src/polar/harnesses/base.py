@@ -66,6 +66,9 @@ class Harness(Protocol):
     name: str
     agent_header: str | None
     """Header, in lower case, in which each of its agents has a value of its own; absent: none."""
+    agent_tool: tuple[str, str] | None
+    """Without such a header: the tool by which the model starts an agent, and its argument that is
+    the agent's errand; absent: there is none."""
 
     def find(self) -> Installation:
         """Look for the harness: the setting, Polar's own installations, then PATH.

@@ -41,6 +41,7 @@ class GeminiCli(NodeHarness[GeminiCliSettings]):
 
     name = "gemini_cli"
     program = NpmProgram("gemini_cli", "@google/gemini-cli", VERSION, "gemini", least_node="20")
+    agent_tool = ("invoke_agent", "prompt")
     broken = (41, 42, 52, 55, 126, 127)
     """Its own codes for authentication, input, configuration and trust; and not started."""
 

@@ -34,6 +34,7 @@ class Shell:
 
     name = "shell"
     agent_header: str | None = None
+    agent_tool: tuple[str, str] | None = None
 
     def __init__(self, settings: ShellSettings) -> None:
         self._settings = settings

@@ -74,6 +74,7 @@ class HarnessRuns:
             max_calls=min(task.limits.max_calls, settings.max_calls or task.limits.max_calls),
             kind_of=self._harness.kind_of,
             agent_header=self._harness.agent_header,
+            agent_tool=self._harness.agent_tool,
         )
 
     async def _within_budget(
