@@ -68,6 +68,7 @@ class Server:
         pages = {
             "/v1/models": {"data": [{"id": "bytes", "max_model_len": 8192}]},
             "/version": {"version": "0.32.0"},
+            "/is_paused": {"is_paused": not self.running.is_set()},
         }
         if path == "/pause":
             self.running.clear()

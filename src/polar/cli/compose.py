@@ -247,9 +247,12 @@ def _engine_and_trainer(
 async def _check_updates(engine: Engine, name: str) -> None:
     """See before anything is run that the engine can be given what is learned.
 
+    Servers that a killed run has left paused go on first.
+
     Raises:
         ConfigError: It takes no new weights.
     """
+    await engine.resume()
     found = await engine.probe()
     if not found.weight_updates:
         raise ConfigError(

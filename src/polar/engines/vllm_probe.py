@@ -13,6 +13,7 @@ __all__ = ["Found", "probe_server"]
 
 _PROMPT = (1, 2, 3, 4)
 _ALTERNATIVES = 10
+_PAUSED = "/is_paused"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ async def probe_server(server: Connection, model: str | None) -> Found:
 
     Raises:
         EngineRefused: Token ids or logprobs are missing.
-        EngineError: It cannot be reached, or serves no such model.
+        EngineError: It cannot be reached, is paused, or serves no such model.
     """
     with reading_answers("vLLM", server.address):
         return await _probed(server, model)
@@ -48,6 +49,7 @@ async def probe_server(server: Connection, model: str | None) -> Found:
 
 async def _probed(server: Connection, model: str | None) -> Found:
     entry, others = await _served(server, model)
+    weight_updates = await _takes_weights(server)
     warm = await _sample(server, entry["id"], 1.0)
     cool = await _sample(server, entry["id"], COOL)
     spans = warm.get("weight_versions") or [{"version": ""}]
@@ -57,9 +59,22 @@ async def _probed(server: Connection, model: str | None) -> Found:
         server_version=(await server.get("/version"))["version"],
         label=spans[0]["version"],
         processed=follows_temperature(_logprobs(server, warm), _logprobs(server, cool)),
-        weight_updates=await server.serves("/is_paused"),
+        weight_updates=weight_updates,
         other_models=others,
     )
+
+
+async def _takes_weights(server: Connection) -> bool:
+    """Say whether it can be paused and updated; a paused one would never answer what follows."""
+    if not await server.serves(_PAUSED):
+        return False
+    if (await server.get(_PAUSED)).get("is_paused"):
+        raise EngineError(
+            "the server is paused: a run is giving it new weights, or was killed while it did",
+            where=server.address,
+            fix="Wait for that run or resume it; without one, send POST /resume to the server.",
+        )
+    return True
 
 
 async def _served(server: Connection, model: str | None) -> tuple[dict[str, Any], tuple[str, ...]]:

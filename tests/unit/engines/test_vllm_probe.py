@@ -38,12 +38,14 @@ def server(models=MODELS, warm=TOP, cool=COOL, status=200, dev=True, **without):
     return answer
 
 
-async def probed(answer, **settings):
+async def probed(answer, before=None, **settings):
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", answer)
     async with TestServer(app) as server:
         engine = load("vllm")(VllmSettings(urls=(str(server.make_url("")),), **settings))
         try:
+            if before is not None:
+                await before(engine)
             return await engine.probe()
         finally:
             await engine.aclose()
@@ -93,3 +95,34 @@ async def test_an_address_where_nobody_answers_is_told():
         await engine.probe()
     assert "127.0.0.1:1" in str(caught.value)
     await engine.aclose()
+
+
+def left_paused():
+    """Answer as a vLLM whose run was killed while it gave it weights."""
+    asked, running = [], server()
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        if request.path == "/is_paused":
+            return web.json_response({"is_paused": "/resume" not in asked})
+        assert request.path != "/inference/v1/generate" or "/resume" in asked
+        return await running(request)
+
+    return answer
+
+
+async def test_a_paused_server_is_told_and_not_waited_for():
+    with pytest.raises(EngineError, match=r"is paused.*POST /resume"):
+        await probed(left_paused())
+
+
+async def test_a_run_that_begins_lets_a_server_go_on_that_an_earlier_one_left_paused():
+    found = await probed(left_paused(), before=lambda engine: engine.resume())
+
+    assert found.weight_updates
+
+
+async def test_a_server_that_knows_no_pause_is_used_all_the_same():
+    found = await probed(server(dev=False), before=lambda engine: engine.resume())
+
+    assert not found.weight_updates

@@ -84,7 +84,14 @@ class ReplicatedEngine:
         await self._tell(lambda replica: replica.pause())
 
     async def resume(self) -> None:
-        """Go on sampling."""
+        """Go on sampling.
+
+        Before the first probe every server is told, whatever it makes of it: an earlier run may
+        have been killed while it gave them weights, and a paused server can show nothing.
+        """
+        if self._found is None:
+            await asyncio.gather(*(_caught(each.replica.resume()) for each in self._members))
+            return
         await self._tell(lambda replica: replica.resume())
         self._health.let_go()
 
