@@ -16,6 +16,7 @@ __all__ = [
     "CallId",
     "CallKind",
     "Cancelled",
+    "Capture",
     "Chat",
     "Completed",
     "CutOff",
@@ -74,6 +75,10 @@ FinishReason = Literal["stop", "length", "tool_calls", "abandoned", "error"]
 Stage = Literal["preparing", "running", "grading", "building"]
 CutOff = Literal["max_calls", "context"]
 """A limit at which the gateway refuses calls: their number, or what the context window holds."""
+Capture = Literal["tokens", "recorded", "text"]
+"""How a call's tokens are known. `tokens`: Polar made the prompt, and the engine took and gave ids.
+`recorded`: the engine made the prompt, and told its ids and those that it sampled. `text`: it told
+no ids, so the call has none, and nothing of it can be trained on or checked."""
 
 
 def _empty() -> Mapping[str, Any]:
@@ -258,6 +263,8 @@ class Call:
     """Unix seconds."""
     sent: Sent | None = None
     """What the harness sent; absent where it is what `messages` and `tools` say the model saw."""
+    capture: Capture = "tokens"
+    """How the tokens are known; a call of which only the `text` is has no tokens here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,6 +418,10 @@ class BuildReport:
     """Trained calls whose context is not the prompt that the engine saw (`canonical` only)."""
     cut_replies: int = 0
     """Trained calls whose reply ended because it reached its token limit."""
+    capture: Capture = "tokens"
+    """How the session's tokens are known; where its calls differ, what is least sure."""
+    text_calls: int = 0
+    """Calls of which only the text is known; their tokens are in none of these numbers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, assert_never
@@ -129,7 +130,8 @@ def _print_session(
         parent = by_id.get(call.parent_id) if call.parent_id is not None else None
         console.print(Rule(style="dim"))
         console.print(call_heading(call, parent))
-        console.print(call_body(call, parent, renderer.decode, logprobs=logprobs), soft_wrap=True)
+        body = call_body(call, parent, renderer.decode, logprobs=logprobs)
+        console.print(_text_body(call) if call.capture == "text" else body, soft_wrap=True)
     console.print(Rule(style="dim"))
     console.print(outcome_text(record.outcome))
 
@@ -147,7 +149,15 @@ def _summary(record: SessionRecord, calls: Sequence[Call]) -> Text:
         (record.session.id, "heading"),
         f"  task {record.session.task_id}  phase {record.phase}  step {record.step}"
         f"  attempt {attempt}  {record.state}  {len(calls)} calls, {sampled} tokens sampled",
+        (_known(calls), "warn"),
     )
+
+
+def _known(calls: Sequence[Call]) -> str:
+    """Say where the tokens of a session are known less surely than is usual; else nothing."""
+    counts = Counter(call.capture for call in calls)
+    parts = [(counts["text"], "text only"), (counts["recorded"], "recorded")]
+    return "".join(f"  {count} calls {how}" for count, how in parts if count)
 
 
 def _legend(*, logprobs: bool) -> Text:
@@ -165,6 +175,10 @@ def call_heading(call: Call, parent: Call | None) -> Text:
     """Say in a line what a call was and where it hangs in the token tree."""
     versions = sorted({int(version) for version in call.weight_versions})
     facts = [f"{len(call.prompt_ids)} context, {len(call.sampled_ids)} sampled"]
+    if call.capture == "text":
+        facts = ["text only: its tokens are not known"]
+    elif call.capture == "recorded":
+        facts.append("recorded: ids as the server told them")
     if versions:
         facts.append("weights " + ", ".join(f"v{version}" for version in versions))
     if len(call.logprobs):
@@ -201,6 +215,16 @@ def call_body(call: Call, parent: Call | None, decode: Decode, *, logprobs: bool
         body.append(without_control(text), _shade(least))
         start += count
     return body
+
+
+def _text_body(call: Call) -> Text:
+    """Write a call of which only the text is known: what was said last, and the reply."""
+    body = Text()
+    for message in call.messages[-1:]:
+        body.append(f"{message.role}: {plain(message.content)}\n", "context")
+    said = [call.reply.reasoning, call.reply.content]
+    said += [f"{tool.name}({tool.arguments})" for tool in call.reply.tool_calls]
+    return body.append(plain("\n".join(part for part in said if part)), "untrained")
 
 
 def pieces(token_ids: Sequence[int], decode: Decode) -> list[tuple[str, int]]:

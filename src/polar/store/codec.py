@@ -78,6 +78,7 @@ class CallRow(NamedTuple):
     started_at: float
     ended_at: float
     sent: str | None = None
+    capture: str = "tokens"
 
 
 CALL_COLUMNS = ", ".join(CallRow._fields)
@@ -116,6 +117,7 @@ def encode_call(call: Call, base: Context | None) -> CallRow:
         started_at=call.started_at,
         ended_at=call.ended_at,
         sent=None if call.sent is None else _encode_sent(call.sent, call.tools, base),
+        capture=call.capture,
     )
 
 
@@ -180,6 +182,7 @@ def _decode_call(row: CallRow, read: _Read | None) -> _Read:
         started_at=row.started_at,
         ended_at=row.ended_at,
         sent=None if row.sent is None else _decode_sent(orjson.loads(row.sent), tools, base),
+        capture=row.capture,  # type: ignore[arg-type]
     )
     return _Read(call, ids)
 

@@ -129,7 +129,10 @@ def _chain(rows: list[CallRow], call_id: str) -> list[CallRow]:
 
 def _rows(connection: sqlite3.Connection, session_id: SessionId, attempt: int) -> list[CallRow]:
     columns = CALL_COLUMNS
-    if schema.version_of(connection) == 1:
+    version = schema.version_of(connection)
+    if version in (1, 2):
+        columns = columns.replace("capture", "'tokens'")
+    if version == 1:
         columns = columns.replace("sent", "NULL")
     cursor = connection.execute(
         f"SELECT {columns} FROM calls WHERE session_id = ? AND attempt = ? ORDER BY ordinal",

@@ -9,8 +9,8 @@ from polar.errors import JournalError
 
 __all__ = ["SCHEMA_VERSION", "check_version", "create", "version_of"]
 
-SCHEMA_VERSION = 2
-_READABLE = (1, SCHEMA_VERSION)
+SCHEMA_VERSION = 3
+_READABLE = (1, 2, SCHEMA_VERSION)
 
 _SINCE_2 = """
 CREATE TABLE scores (
@@ -72,6 +72,7 @@ CREATE TABLE calls (
     started_at      REAL NOT NULL,
     ended_at        REAL NOT NULL,
     sent            TEXT,               -- JSON; NULL: the model saw what the harness sent
+    capture         TEXT NOT NULL DEFAULT 'tokens',
     FOREIGN KEY (session_id, attempt) REFERENCES attempts (session_id, attempt),
     UNIQUE (session_id, attempt, id)
 );
@@ -85,11 +86,11 @@ CREATE TABLE events (
 );
 """
 
-_FROM_1_TO_2 = (
-    "ALTER TABLE calls ADD COLUMN sent TEXT",
-    _SINCE_2,
-    "UPDATE schema_version SET version = 2",
-)
+_UPGRADES = {
+    1: ("ALTER TABLE calls ADD COLUMN sent TEXT", _SINCE_2),
+    2: ("ALTER TABLE calls ADD COLUMN capture TEXT NOT NULL DEFAULT 'tokens'",),
+}
+"""Version -> what makes the next one of it."""
 
 
 def create(connection: sqlite3.Connection) -> None:
@@ -136,16 +137,19 @@ def check_version(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def _upgrade(connection: sqlite3.Connection) -> None:
-    """Rewrite version 1 as version 2, in one transaction that another process may have won."""
+    """Rewrite an older version as this one, in one transaction that another process may win."""
     if not connection.execute(
         "SELECT count(*) FROM sqlite_master WHERE name = 'schema_version'"
     ).fetchone()[0]:
         return
     connection.execute("BEGIN IMMEDIATE")
     try:
-        if version_of(connection) == 1:
-            for statement in _FROM_1_TO_2:
-                connection.execute(statement)
+        found = version_of(connection)
+        if found in _UPGRADES:
+            for version in range(found, SCHEMA_VERSION):
+                for statement in _UPGRADES[version]:
+                    connection.execute(statement)
+            connection.execute("UPDATE schema_version SET version = ?", (SCHEMA_VERSION,))
         connection.execute("COMMIT")
     except sqlite3.Error:
         connection.execute("ROLLBACK")

@@ -14,7 +14,7 @@ from polar.errors import FidelityError
 from polar.trajectory.canonical import canonical_paths
 from polar.trajectory.paths import Path, Placed, cut, to_trace
 from polar.trajectory.tree import TokenTree
-from polar.types import BuildReport, Call, CallId, CallKind, Trace
+from polar.types import BuildReport, Call, CallId, CallKind, Capture, Trace
 
 __all__ = ["BuildPolicy", "BuilderName", "Built", "build", "drop_reason"]
 
@@ -96,6 +96,8 @@ def build(
 
 def drop_reason(call: Call, policy: BuildPolicy) -> str | None:
     """Say why a call as a whole is not trained; None when it is."""
+    if call.capture == "text":
+        return "text_only"
     if call.kind not in policy.kinds:
         return f"kind_{call.kind}"
     if policy.drop_abandoned and call.finish_reason == "abandoned":
@@ -114,6 +116,8 @@ def _validate(call: Call) -> None:
             f" and {len(call.weight_versions)} weight versions",
             where=where,
         )
+    if call.capture == "text" and (sampled or len(call.prompt_ids)):
+        raise FidelityError("a call of which only the text is known has tokens", where=where)
     finite = np.isfinite(call.logprobs)
     if not finite.all():
         position = int(finite.argmin())
@@ -182,4 +186,14 @@ def _report(
         tree_tokens=tree.size,
         divergences=sum(trace.divergences for trace in traces),
         cut_replies=sum(call.finish_reason == "length" for call in kept),
+        capture=_capture(calls),
+        text_calls=sum(call.capture == "text" for call in calls),
     )
+
+
+def _capture(calls: Sequence[Call]) -> Capture:
+    """Say how the tokens of some calls are known: as those of which least is."""
+    ways: set[Capture] = {call.capture for call in calls}
+    if "text" in ways:
+        return "text"
+    return "recorded" if "recorded" in ways else "tokens"

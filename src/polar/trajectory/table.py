@@ -19,10 +19,12 @@ One row a trace, in order; a trajectory without traces is one row whose trace co
     step_rewards                    list<double>, the score of each, null where it has none
     divergences                     int32, calls trained in another context than the engine saw
     report_json                     string: the session's account of sampled tokens
+    capture                         string: how the session's tokens are known
 
-The schema's metadata holds `polar.trajectories` -> version. Version 2 had returns in place of
-scores (`call_rewards`), and neither `call_tokens` nor `call_indices`; version 1 no `divergences`
-either. Both are read; what they do not hold stays unknown, and the scores are in the journal.
+The schema's metadata holds `polar.trajectories` -> version. Version 3 had no `capture`: all tokens
+were of the surest kind. Version 2 had returns in place of scores (`call_rewards`), and neither
+`call_tokens` nor `call_indices`; version 1 no `divergences` either. All are read; what they do not
+hold stays unknown, and the scores are in the journal.
 """
 
 from __future__ import annotations
@@ -56,10 +58,10 @@ from polar.types import (
 
 __all__ = ["SCHEMA", "SCHEMA_VERSION", "from_table", "schema_version", "to_table"]
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 _VERSION_KEY = b"polar.trajectories"
-_READ_VERSIONS = (1, 2, SCHEMA_VERSION)
+_READ_VERSIONS = (1, 2, 3, SCHEMA_VERSION)
 
 
 def _list(of: pa.DataType) -> pa.DataType:
@@ -88,6 +90,7 @@ SCHEMA = pa.schema(
         ("step_rewards", _list(pa.float64())),
         ("divergences", pa.int32()),
         ("report_json", pa.string()),
+        ("capture", pa.string()),
     ],
     metadata={_VERSION_KEY: str(SCHEMA_VERSION).encode()},
 )
@@ -153,6 +156,7 @@ def _in_present_form(table: pa.Table) -> pa.Table:
         "call_indices": [None if calls is None else [] for calls in rows],
         "step_rewards": [None if calls is None else [None] * len(calls) for calls in rows],
         "divergences": [None if calls is None else 0 for calls in rows],
+        "capture": ["tokens"] * len(rows),
     }
     for name, values in columns.items():
         if name not in table.column_names:
@@ -168,6 +172,7 @@ _SESSION_COLUMNS = (
     "outcome",
     "outcome_json",
     "report_json",
+    "capture",
 )
 
 
@@ -182,6 +187,7 @@ def _rows(trajectory: Trajectory, *, phase: str, step: int | None) -> Iterable[d
         "phase": phase,
         "step": step,
         "report_json": _to_json(_report_fields(trajectory.report)),
+        "capture": trajectory.report.capture,
     }
     if not trajectory.traces:
         yield session
@@ -222,7 +228,7 @@ def _traces(table: pa.Table) -> Iterable[Trace | None]:
 
 
 def _trajectory(rows: list[tuple[Any, ...]]) -> Trajectory:
-    session_id, task_id, group_id, reward, tag, outcome, report = (
+    session_id, task_id, group_id, reward, tag, outcome, report, capture = (
         scalar.as_py() for scalar in rows[0][:-2]
     )
     return Trajectory(
@@ -232,7 +238,7 @@ def _trajectory(rows: list[tuple[Any, ...]]) -> Trajectory:
         traces=tuple(row[-1] for row in rows if row[-1] is not None),
         reward=reward,
         outcome=_outcome(tag, json.loads(outcome)),
-        report=_report(json.loads(report)),
+        report=_report(json.loads(report) | {"capture": capture}),
         step_rewards=MappingProxyType(_read_step_rewards(rows)),
     )
 
@@ -294,7 +300,9 @@ def _plain(outcome: Outcome) -> Outcome:
 
 def _report_fields(report: BuildReport) -> dict[str, Any]:
     plain = dataclasses.replace(report, dropped=dict(report.dropped), forks=dict(report.forks))
-    return dataclasses.asdict(plain)
+    fields = dataclasses.asdict(plain)
+    del fields["capture"]  # a column of its own
+    return fields
 
 
 def _report(fields: dict[str, Any]) -> BuildReport:

@@ -1,6 +1,7 @@
 """`polar show`: the conversation as it was sampled, in colours, with what became of it."""
 
 import re
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from run_folders import FIRST, SECOND, make_call, write_run
 
 from polar.cli import app, console
 from polar.cli.run_folder import chosen_run
-from polar.cli.show import call_body, named_in, outcome_text, pieces
+from polar.cli.show import call_body, call_heading, named_in, outcome_text, pieces
 from polar.errors import ConfigError, JournalError
 from polar.types import Completed, Grade
 
@@ -97,6 +98,33 @@ def test_without_a_run_folder_the_error_says_how_to_make_one(show, monkeypatch, 
 
     assert code == 2
     assert "polar demo" in error
+
+
+def test_how_a_calls_tokens_are_known_is_told_where_it_is_not_as_usual():
+    told = [
+        call_heading(make_call(prompt=[1], sampled=[2], capture=capture), None).plain
+        for capture in ("tokens", "recorded", "text")
+    ]
+    assert "recorded" not in told[0]
+    assert "ids as the server told them" in told[1]
+    assert "text only: its tokens are not known" in told[2]
+    assert "sampled" not in told[2]
+
+
+def test_of_a_session_of_text_alone_the_words_are_shown(tmp_path, capsys, monkeypatch):
+    run = write_run(tmp_path)
+    with sqlite3.connect(run / "journal.sqlite") as journal:
+        journal.execute("UPDATE calls SET capture = 'text'")
+    journal.close()
+    monkeypatch.setattr(console.console, "_width", 200)
+
+    with pytest.raises(SystemExit):
+        app.main(["show", FIRST, "--run", str(run)])
+
+    told = capsys.readouterr().out
+    assert "2 calls text only" in told
+    assert "user: list it" in told
+    assert "number 0 of" not in told
 
 
 def test_context_and_sampled_tokens_differ_in_style_and_every_character_has_one():

@@ -157,6 +157,56 @@ def test_the_exit_code_tells_whether_anything_is_violated(run, capsys, sound):
     assert "no violation" in told.out if sound else "violation:" in told.err
 
 
+@pytest.mark.parametrize(
+    ("capture", "said"),
+    [("recorded", "4 prompts that are known only as their server"), ("tokens", "")],
+)
+def test_what_nobody_can_check_is_said(run, capsys, capture, said):
+    with sqlite3.connect(run / "journal.sqlite") as journal:
+        journal.execute("UPDATE calls SET capture = ?", (capture,))
+    journal.close()
+    rewrite(
+        run / "trajectories" / "step-00001.parquet",
+        "capture",
+        lambda rows: rows.__setitem__(slice(None), [capture] * len(rows)),
+    )
+
+    with pytest.raises(SystemExit) as ended:
+        app.main(["verify", str(run)])
+
+    told = capsys.readouterr().out
+    assert not ended.value.code
+    assert said in " ".join(told.split())
+    assert ("no violation in what could be checked" in told) == bool(said)
+
+
+def test_a_row_that_claims_to_know_its_tokens_better_than_its_calls_is_found(run):
+    with sqlite3.connect(run / "journal.sqlite") as journal:
+        journal.execute("UPDATE calls SET capture = 'recorded'")
+    journal.close()
+
+    assert FIRST in violations(run)
+
+
+def test_calls_of_text_alone_are_not_counted_as_checked(run):
+    with sqlite3.connect(run / "journal.sqlite") as journal:
+        journal.execute(
+            "UPDATE calls SET capture = 'text', base_id = NULL, parent_id = NULL,"
+            " shared_tokens = 0,"
+            " shared_messages = 0, messages_tail = '[]', tools = '[]', prompt_tail = x'',"
+            " sampled = x'', logprobs = x'', versions = x''"
+        )
+    journal.close()
+    (run / "engine.tape").write_bytes(b"polar tape 1\n")
+    (run / "trajectories" / "step-00001.parquet").unlink()
+
+    found = verify_run(RunFolder(run))
+
+    assert found.violations == []
+    assert (found.counts["calls"], found.counts["sampled tokens"]) == (0, 0)
+    assert found.unchecked["calls of which only the text is known"] == 4
+
+
 def test_a_folder_that_is_no_run_is_one_clear_error(tmp_path, capsys):
     (tmp_path / "config.yaml").write_text("model: x\nrollout: {}\n")
 

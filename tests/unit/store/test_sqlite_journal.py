@@ -241,14 +241,46 @@ async def test_a_newer_schema_is_refused(tmp_path):
         pass
 
 
+def make_version_2(path):
+    """Take out of a journal what version 3 added."""
+    connection = sqlite3.connect(path)
+    connection.executescript(
+        "ALTER TABLE calls DROP COLUMN capture; UPDATE schema_version SET version = 2;"
+    )
+    connection.close()
+
+
 def make_version_1(path):
-    """Take out of a journal what version 2 added."""
+    """Take out of a journal what versions 2 and 3 added."""
+    make_version_2(path)
     connection = sqlite3.connect(path)
     connection.executescript(
         "ALTER TABLE calls DROP COLUMN sent; DROP TABLE scores; "
         "UPDATE schema_version SET version = 1;"
     )
     connection.close()
+
+
+async def test_a_journal_of_version_2_is_read_and_written_and_its_calls_have_tokens(tmp_path):
+    path = tmp_path / "j.db"
+    first, second, third = chain(3)
+    await store(path, [first, second])
+    make_version_2(path)
+    with read_journal(path) as reader:
+        assert [call.capture for call in reader.calls(SessionId("s"))] == ["tokens", "tokens"]
+    async with SqliteJournal.open(path) as journal:
+        await journal.add_call(dataclasses.replace(third, capture="recorded"))
+    with read_journal(path) as reader:
+        captures = [call.capture for call in reader.calls(SessionId("s"))]
+    assert captures == ["tokens", "tokens", "recorded"]
+
+
+@pytest.mark.parametrize("capture", ["tokens", "recorded", "text"])
+async def test_how_a_calls_tokens_are_known_comes_back(tmp_path, capture):
+    (call,) = chain(1)
+    await store(tmp_path / "j.db", [dataclasses.replace(call, capture=capture)])
+    with read_journal(tmp_path / "j.db") as reader:
+        assert [each.capture for each in reader.calls(SessionId("s"))] == [capture]
 
 
 async def test_a_journal_of_version_1_is_read_as_it_is(tmp_path):

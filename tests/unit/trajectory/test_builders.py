@@ -6,6 +6,7 @@ from trajectory_strategies import make_call, sessions, tokens
 
 from polar.errors import FidelityError
 from polar.trajectory import BuildPolicy, TokenTree, build, check
+from polar.trajectory.builders import drop_reason
 
 BUILDERS = ("prefix_merging", "per_request", "canonical")
 
@@ -194,6 +195,31 @@ def test_a_logprob_that_is_not_a_number_names_its_call(builder):
     call = make_call(3, [1], [5, 6], logprobs=np.array([-1.0, np.nan], np.float32))
     with pytest.raises(FidelityError, match=r"token 1 is nan .*session s1, call c3"):
         build([call], builder=builder)
+
+
+def test_the_least_sure_way_that_tokens_are_known_is_told_and_calls_of_text_alone_are_counted():
+    known = make_call(0, [1], [5])
+    recorded = make_call(1, [1], [6], capture="recorded")
+    text = make_call(2, [], [], capture="text")
+    reports = [build(calls).report for calls in ([known], [known, recorded], [recorded, text])]
+    assert [(report.capture, report.text_calls) for report in reports] == [
+        ("tokens", 0),
+        ("recorded", 0),
+        ("text", 1),
+    ]
+    assert (reports[2].sampled, reports[2].kept, dict(reports[2].dropped)) == (1, 1, {})
+
+
+@pytest.mark.parametrize("kind", ["main", "auxiliary"])
+def test_a_call_of_text_alone_is_not_trained_for_that_reason(kind):
+    assert drop_reason(make_call(0, [], [], capture="text", kind=kind), BuildPolicy()) == (
+        "text_only"
+    )
+
+
+def test_a_call_of_text_alone_that_has_tokens_is_an_error():
+    with pytest.raises(FidelityError, match=r"only the text is known has tokens .*call c3"):
+        build([make_call(3, [1], [5], capture="text")])
 
 
 @pytest.mark.parametrize("field", ["logprobs", "weight_versions"])

@@ -1,4 +1,5 @@
 import dataclasses
+import json
 from pathlib import Path
 from types import MappingProxyType
 
@@ -103,6 +104,22 @@ def test_a_session_without_traces_is_one_row():
     assert from_table(table) == (empty,)
 
 
+def text_call(index):
+    return make_call(index, [], [], capture="text")
+
+
+def test_a_session_of_which_only_the_text_is_known_says_so_in_its_row():
+    built = build([text_call(0), text_call(1)])
+    done = Trajectory("s1", "t1", "g1", built.traces, 0.0, Failed("running", "x"), built.report)
+    table = to_table([done], phase="rollout")
+    assert table.column("capture").to_pylist() == ["text"]
+    assert table.column("token_ids").to_pylist() == [None]
+    assert (from_table(table)[0].report.capture, from_table(table)[0].report.text_calls) == (
+        "text",
+        2,
+    )
+
+
 def test_a_table_of_another_version_is_refused():
     table = to_table([], phase="train").replace_schema_metadata({"polar.trajectories": "999"})
     with pytest.raises(FidelityError, match="999"):
@@ -113,13 +130,29 @@ def test_a_table_of_another_version_is_refused():
 
 def as_version(table, version):
     """Make the table that an earlier release would have written."""
-    lacking = ["call_tokens", "call_indices", "step_rewards"]
+    lacking = ["capture"]
+    lacking += ["call_tokens", "call_indices", "step_rewards"] if version < 3 else []
     lacking += ["divergences"] if version == 1 else []
+    table = _without_in_reports(table, "text_calls")
     if version == 2:
         rewards = pa.nulls(table.num_rows, pa.list_(pa.float64()))
         table = table.append_column("call_rewards", rewards)
     metadata = {"polar.trajectories": str(version)}
     return table.drop_columns(lacking).replace_schema_metadata(metadata)
+
+
+def _without_in_reports(table, field):
+    reports = [json.loads(report) for report in table.column("report_json").to_pylist()]
+    for report in reports:
+        del report[field]
+    column = pa.array([json.dumps(report) for report in reports], pa.string())
+    return table.set_column(table.schema.get_field_index("report_json"), "report_json", column)
+
+
+@given(st.lists(trajectories(), max_size=4, unique_by=lambda t: t.session_id))
+def test_a_table_of_version_3_is_read_as_one_whose_tokens_are_known(written):
+    older = as_version(to_table(written, phase="train"), 3)
+    assert [plain(t) for t in from_table(older)] == [plain(t) for t in written]
 
 
 @pytest.mark.parametrize("version", [1, 2])
