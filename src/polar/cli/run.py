@@ -169,6 +169,12 @@ def _report(folder: Path, name: str, worked: Worked) -> None:
         f"{report.kept} of them in {report.trace_tokens} tokens of traces",
         soft_wrap=True,
     )
+    if report.text_calls:
+        errors.print(
+            f"[warn]of {report.text_calls} calls only the text is known[/warn]: the engine's "
+            "server tells no token ids",
+            soft_wrap=True,
+        )
     if usage.refused_for_length:
         errors.print(
             f"[warn]warning:[/warn] {usage.refused_for_length} requests did not fit the context "

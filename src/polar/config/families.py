@@ -9,7 +9,13 @@ from typing import Any, Protocol, Union, get_args, get_origin, get_type_hints
 from pydantic import BaseModel, ConfigDict
 
 from polar import engines, harnesses, runtimes
-from polar.engines.settings import EmbeddedSettings, LlamaCppSettings, SglangSettings, VllmSettings
+from polar.engines.settings import (
+    EmbeddedSettings,
+    LlamaCppSettings,
+    OpenAISettings,
+    SglangSettings,
+    VllmSettings,
+)
 from polar.harnesses.settings import (
     AiderSettings,
     ClaudeAgentSdkSettings,
@@ -56,6 +62,7 @@ _OWN: Mapping[str, Mapping[str, type[BaseModel]]] = {
     "engine": {
         "embedded": EmbeddedSettings,
         "llamacpp": LlamaCppSettings,
+        "openai": OpenAISettings,
         "sglang": SglangSettings,
         "vllm": VllmSettings,
     },

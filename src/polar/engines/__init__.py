@@ -26,6 +26,7 @@ _FAMILY: Family[Callable[..., Engine]] = Family(
     {
         "embedded": "polar.engines.embedded:EmbeddedEngine",
         "llamacpp": "polar.engines.llamacpp:LlamaCppEngine",
+        "openai": "polar.engines.openai:OpenAIEngine",
         "sglang": "polar.engines.sglang:SglangEngine",
         "vllm": "polar.engines.vllm:VllmEngine",
     },

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from polar.errors import EngineError
-from polar.types import Sampling, TokenIds
+from polar.types import Chat, Delta, Sampling, TokenIds, Usage
 
 __all__ = ["Capabilities", "Chunk", "Engine", "SampleRequest", "check_ids"]
 
@@ -21,6 +21,7 @@ class SampleRequest:
     """One request to sample a continuation."""
 
     prompt_ids: TokenIds
+    """Empty for an engine that renders, which takes `chat`."""
     sampling: Sampling
     affinity: str = ""
     """Requests with the same value share a prefix: a session's calls (cache and routing hint)."""
@@ -29,6 +30,8 @@ class SampleRequest:
     """One of the engine's other models; absent: the one whose weights are trained."""
     attempt: int = 0
     """Which attempt of the session asks."""
+    chat: Chat | None = None
+    """The conversation, for an engine that renders."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,12 @@ class Chunk:
     """`stop`: the last token is one of `stop_token_ids`; `length`: `max_tokens` or the window."""
     cached_tokens: int = 0
     """Prompt tokens that were not computed again (told on the first chunk)."""
+    prompt_ids: tuple[int, ...] = ()
+    """The prompt that the engine made, told once before any token, by one that renders."""
+    deltas: tuple[Delta, ...] = ()
+    """What the reply says, from an engine that tells no ids."""
+    usage: Usage | None = None
+    """Counts of tokens, on the last chunk of an engine that tells no ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +67,8 @@ class Capabilities:
     """One line for people: engine, version, dtype."""
     other_models: tuple[str, ...] = ()
     """Models with the same tokenizer that a request can name in place of the trained one."""
+    renders: bool = False
+    """Whether it takes conversations and makes the prompts of them itself."""
     weights: str = ""
     """What the engine calls its present weights; empty: it has no name for them."""
 
@@ -66,10 +77,11 @@ class Engine(Protocol):
     """Samples tokens. Implementations are safe for many concurrent `sample` streams."""
 
     def sample(self, request: SampleRequest) -> AsyncIterator[Chunk]:
-        """Stream a continuation of `prompt_ids`; closing the iterator cancels the generation.
+        """Stream a continuation of the prompt; closing the iterator cancels the generation.
 
         Raises:
             ContextOverflow: The prompt leaves no room for one token.
+            BadRequest: An engine that renders cannot, or refuses what the harness asks for.
             EngineError: The engine failed; nothing more will come.
         """
         ...
@@ -111,6 +123,8 @@ def check_ids(chunk: Chunk) -> None:
     Raises:
         EngineError: There is such a number among the ids.
     """
-    wrong = [token for token in chunk.token_ids if not 0 <= token <= _LARGEST_ID]
+    wrong = [
+        token for token in (*chunk.prompt_ids, *chunk.token_ids) if not 0 <= token <= _LARGEST_ID
+    ]
     if wrong:
         raise EngineError(f"the engine told {wrong[0]}, which is no id of a token")

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from polar.errors import ConfigError
+
 __all__ = [
     "EmbeddedSettings",
     "LlamaCppSettings",
+    "OpenAISettings",
     "ServerSettings",
     "SglangSettings",
     "VllmSettings",
@@ -49,6 +53,9 @@ class ServerSettings(BaseModel):
     """Name the model is served under; absent: the first that the server lists."""
     api_key: str | None = None
     """Sent as a bearer token."""
+    api_key_env: str | None = None
+    """The environment variable that holds it, in place of `api_key`: a key in a config is kept in
+    every run folder."""
     connect_timeout_s: Seconds = 10.0
     """Longest wait for a connection."""
     token_timeout_s: Seconds = 300.0
@@ -71,6 +78,22 @@ class ServerSettings(BaseModel):
     tries: Count = 4
     """How often a call is tried without a new token before it fails."""
 
+    def key(self) -> str | None:
+        """Give the key that servers ask for, if any.
+
+        Raises:
+            ConfigError: The environment has no such variable.
+        """
+        if self.api_key_env is None:
+            return self.api_key
+        if not (key := os.environ.get(self.api_key_env)):
+            raise ConfigError(
+                f"the environment variable {self.api_key_env} is not set",
+                where="engine.settings.api_key_env",
+                fix="Set it to the server's key, or name another one.",
+            )
+        return key
+
 
 class VllmSettings(ServerSettings):
     """A vLLM server, or several that serve the same model."""
@@ -86,6 +109,20 @@ class LlamaCppSettings(ServerSettings):
     """Addresses of the servers; a session stays at one of them while it serves."""
     chunk_tokens: Count = 16
     """Most tokens sampled in one request; the first ones are fewer, so that a reply begins soon."""
+
+
+class OpenAISettings(ServerSettings):
+    """A server of OpenAI's Chat Completions, or several that serve the same model."""
+
+    urls: Annotated[tuple[str, ...], Field(min_length=1)] = ("http://127.0.0.1:8000",)
+    """Addresses of the servers, without `/v1`."""
+    max_context: Annotated[int, Field(ge=2)] | None = None
+    """Longest prompt and reply in tokens; absent: as the server's list of models tells it."""
+    text_only: bool = False
+    """Whether a server that tells no token ids is taken, for sessions of which only the text is
+    kept. Nothing of them can be trained on."""
+    limit_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    """What the server calls the most tokens of a reply."""
 
 
 class SglangSettings(ServerSettings):

@@ -99,7 +99,7 @@ class TapedEngine:
                     taken.add(chunk)
                     yield chunk
         finally:
-            entry = taken.entry(request.prompt_ids)
+            entry = taken.entry(taken.prompt_ids or request.prompt_ids)
             await asyncio.shield(asyncio.to_thread(self._tape.append, entry))
 
     async def probe(self) -> Capabilities:
@@ -146,11 +146,14 @@ def read_tape(path: Path) -> Iterator[TapeEntry]:
 class _Taken:
     """Tokens that a consumer has been given."""
 
+    prompt_ids: tuple[int, ...] = ()
+    """As the engine told them, where it made the prompt."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     weight_versions: list[int] = field(default_factory=list)
 
     def add(self, chunk: Chunk) -> None:
+        self.prompt_ids = chunk.prompt_ids or self.prompt_ids
         self.token_ids += chunk.token_ids
         self.logprobs += chunk.logprobs
         self.weight_versions += [chunk.weight_version] * len(chunk.token_ids)

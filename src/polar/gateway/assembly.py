@@ -56,6 +56,7 @@ class Assembly:
         self._most_tool_calls = most_tool_calls
         self._full = False
         self._given: list[Delta] = []
+        self._told: list[Delta] = []
 
     @property
     def stopped(self) -> bool:
@@ -66,9 +67,16 @@ class Assembly:
         """Take more sampled ids and return what the harness can be given."""
         return self._give(self._parser.feed(token_ids))
 
+    def take(self, deltas: Sequence[Delta]) -> list[Delta]:
+        """Take what an engine that tells no ids says itself, and return what can be given."""
+        self._told += deltas
+        return self._give(list(deltas))
+
     def finish(self) -> Assembled:
         """End the reply."""
         last, sampled = self._parser.finish()
+        if self._told:
+            sampled = _message_of(self._told, sampled)
         given = self._give(last) + self._flush()
         message = _message_of(self._given, sampled) if self.stopped else sampled
         return Assembled(tuple(given), message, sampled, self._filter.found)

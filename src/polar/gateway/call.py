@@ -15,6 +15,8 @@ import numpy as np
 
 from polar.engines.base import Chunk, Engine, SampleRequest, check_ids
 from polar.errors import (
+    BadRequest,
+    ContextOverflow,
     EngineError,
     JournalError,
     PolarError,
@@ -31,9 +33,11 @@ from polar.types import (
     Call,
     CallId,
     CallKind,
+    Capture,
     Chat,
     Delta,
     FinishReason,
+    IntArray,
     Reply,
     Sampling,
     Sent,
@@ -42,7 +46,7 @@ from polar.types import (
     Usage,
 )
 
-__all__ = ["CallEnvironment", "CallRequest", "RunningCall"]
+__all__ = ["CallEnvironment", "CallListeners", "CallRequest", "RunningCall"]
 
 _log = logging.getLogger("polar.gateway")
 
@@ -73,7 +77,8 @@ class CallRequest:
     chat: Chat
     """As the model sees it."""
     kind: CallKind
-    prepared: Prepared
+    prompt: Prepared | Callable[[IntArray], Prepared]
+    """Where the engine makes the prompt: what says where its ids hang in the token tree."""
     sampling: Sampling
     """As applied: pinned, clamped, with the ids that end a turn."""
     asked: Hashable
@@ -82,6 +87,26 @@ class CallRequest:
     """What the harness sent, where interceptors changed it."""
     model: str | None = None
     """The model to sample from; absent: the one that is trained."""
+    capture: Capture = "tokens"
+
+    @property
+    def rendered(self) -> bool:
+        """Whether the prompt is made here, and so known before the engine is asked."""
+        return isinstance(self.prompt, Prepared)
+
+
+@dataclass(frozen=True, slots=True)
+class CallListeners:
+    """Who is told what happens to a call."""
+
+    on_recorded: Callable[[Call, Assembled], None]
+    """Called when it is on record, with what became of its tokens."""
+    on_refused: Callable[[PolarError], None]
+    """Called when an engine that makes the prompt would not begin: there is no call then."""
+    on_deserted: Callable[[RunningCall], None]
+    """Called when the last client has left."""
+    on_done: Callable[[RunningCall], None]
+    """Called when nothing more will come, just before the clients are told."""
 
 
 class RunningCall:
@@ -91,9 +116,7 @@ class RunningCall:
         request: What to sample.
         assembly: Parses and cuts the reply.
         environment: What all calls need.
-        on_recorded: Called with the call when it is on record, and what became of its tokens.
-        on_deserted: Called when the last client has left.
-        on_done: Called when nothing more will come, just before the clients are told.
+        listeners: Who is told what happens to it.
     """
 
     def __init__(
@@ -101,17 +124,13 @@ class RunningCall:
         request: CallRequest,
         assembly: Assembly,
         environment: CallEnvironment,
-        *,
-        on_recorded: Callable[[Call, Assembled], None],
-        on_deserted: Callable[[RunningCall], None],
-        on_done: Callable[[RunningCall], None],
+        listeners: CallListeners,
     ) -> None:
         self.request = request
-        self.feed = Feed(lambda: on_deserted(self))
+        self.feed = Feed(lambda: listeners.on_deserted(self))
         self._assembly = assembly
         self._environment = environment
-        self._on_recorded = on_recorded
-        self._on_done = on_done
+        self._listeners = listeners
         self._started_at = environment.clock()
         self._chunks: list[Chunk] = []
         self._given_bytes = 0
@@ -154,11 +173,11 @@ class RunningCall:
     async def _run(self) -> None:
         ending = await self._sample_to_end()
         try:
-            result = await self._record(ending)
+            result = await self._end(ending)
         except Exception as error:
             _log.exception("call %s of session %s", self.request.id, self.request.session.id)
             result = self._unrecorded(JournalError(f"a call was not recorded: {error!r}"))
-        self._on_done(self)
+        self._listeners.on_done(self)
         self.feed.finish(result)
 
     async def _sample_to_end(self) -> FinishReason | PolarError:
@@ -190,13 +209,15 @@ class RunningCall:
             raise EngineError("the engine was paused for too long") from error
 
     async def _sample(self) -> FinishReason:
+        prompt = self.request.prompt
         request = SampleRequest(
-            prompt_ids=self.request.prepared.prompt_ids,
+            prompt_ids=prompt.prompt_ids if isinstance(prompt, Prepared) else (),
             sampling=self.request.sampling,
             affinity=self.request.session.id,
             id=self.request.id,
             model=self.request.model,
             attempt=self.request.session.attempt,
+            chat=None if self.request.rendered else self.request.chat,
         )
         now = asyncio.get_running_loop().time
         async with self._watched(), _closing(self._environment.engine.sample(request)) as chunks:
@@ -205,6 +226,8 @@ class RunningCall:
                 _check(chunk)
                 self._chunks.append(chunk)
                 self._give(self._assembly.feed(chunk.token_ids))
+                if chunk.deltas:
+                    self._give(self._assembly.take(chunk.deltas))
                 if self._assembly.stopped:
                     return "stop"
                 if chunk.finish_reason is not None:
@@ -253,6 +276,15 @@ class RunningCall:
             if self._started:
                 self._task.cancel()
 
+    async def _end(self, ending: FinishReason | PolarError) -> Reply | PolarError:
+        """Put the call on record, unless the engine that was to make its prompt would not."""
+        refused = isinstance(ending, BadRequest | ContextOverflow)
+        if refused and not (self.request.rendered or self._chunks):
+            assert isinstance(ending, PolarError)
+            self._listeners.on_refused(ending)
+            return ending
+        return await self._record(ending)
+
     async def _record(self, ending: FinishReason | PolarError) -> Reply | PolarError:
         assembled = self._assembly.finish()
         self.feed.put(assembled.last_deltas)
@@ -261,11 +293,16 @@ class RunningCall:
             await self._environment.journal.add_call(call)
         except JournalError as error:
             return self._unrecorded(error)
-        self._on_recorded(call, assembled)
+        self._listeners.on_recorded(call, assembled)
         if isinstance(ending, PolarError):
             return ending
-        usage = Usage(len(call.prompt_ids), len(call.sampled_ids), self._cached_tokens())
-        return Reply(assembled.given, call.finish_reason, usage, assembled.stop_string)
+        return Reply(assembled.given, call.finish_reason, self._usage(call), assembled.stop_string)
+
+    def _usage(self, call: Call) -> Usage:
+        told = self._chunks[-1].usage if self._chunks else None
+        if told is not None:
+            return told
+        return Usage(len(call.prompt_ids), len(call.sampled_ids), self._cached_tokens())
 
     def _finish_reason(
         self, ending: FinishReason | PolarError, assembled: Assembled
@@ -279,6 +316,7 @@ class RunningCall:
     def _call(self, assembled: Assembled, finish_reason: FinishReason) -> Call:
         request = self.request
         chunks = self._chunks
+        prepared = self._prepared()
         sampled = list(chain.from_iterable(chunk.token_ids for chunk in chunks))
         logprobs = list(chain.from_iterable(chunk.logprobs for chunk in chunks))
         versions = [chunk.weight_version for chunk in chunks]
@@ -288,8 +326,8 @@ class RunningCall:
             session_id=request.session.id,
             attempt=request.session.attempt,
             index=request.index,
-            parent_id=request.prepared.parent_id,
-            prompt_ids=request.prepared.prompt_ids,
+            parent_id=prepared.parent_id,
+            prompt_ids=prepared.prompt_ids,
             sampled_ids=np.array(sampled, dtype=np.int32),
             logprobs=np.array(logprobs, dtype=np.float32),
             weight_versions=np.repeat(np.array(versions, dtype=np.int32), lengths),
@@ -299,11 +337,20 @@ class RunningCall:
             reply=assembled.given,
             finish_reason=finish_reason,
             kind=request.kind,
-            fork_reason=request.prepared.fork_reason,
+            fork_reason=prepared.fork_reason,
             started_at=self._started_at,
             ended_at=self._environment.clock(),
             sent=request.sent,
+            capture=request.capture,
         )
+
+    def _prepared(self) -> Prepared:
+        """Give the prompt as it is known when all is sampled."""
+        prompt = self.request.prompt
+        if isinstance(prompt, Prepared):
+            return prompt
+        told = next((chunk.prompt_ids for chunk in self._chunks if chunk.prompt_ids), ())
+        return prompt(np.array(told, dtype=np.int32))
 
     def _cached_tokens(self) -> int:
         return self._chunks[0].cached_tokens if self._chunks else 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from polar.errors import PolarError
 from polar.types import Delta, Reply
@@ -74,15 +74,18 @@ class Reader:
         """Say that there is something new."""
         self._news.set()
 
+    async def begun(self, *, timeout_s: float) -> None:
+        """Wait until there is something to read, or the end, or the time is up."""
+        if self._pending() or self._feed.ending is not None:
+            return
+        self._news.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._news.wait()
+
     async def more(self, *, timeout_s: float) -> Sequence[Delta]:
         """Wait for deltas not read yet; nothing comes back at the end or after the time is up."""
-        if not self._pending() and self._feed.ending is None:
-            self._news.clear()
-            try:
-                async with asyncio.timeout(timeout_s):
-                    await self._news.wait()
-            except TimeoutError:
-                return ()
+        await self.begun(timeout_s=timeout_s)
         deltas = self._feed.deltas[self._position :]
         self._position += len(deltas)
         return deltas

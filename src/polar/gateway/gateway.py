@@ -24,7 +24,7 @@ from polar.gateway.session import OpenSession, SessionEnvironment
 from polar.gateway.settings import GatewaySettings
 from polar.rendering.base import Renderer
 from polar.store.base import Journal
-from polar.types import Session, SessionId
+from polar.types import Capture, Session, SessionId
 
 __all__ = ["Gateway"]
 
@@ -147,6 +147,7 @@ class Gateway:
             scoring=self._scoring,
             models=(probed.model, *probed.other_models),
             max_context=probed.max_context,
+            capture=_capture(probed),
             disconnect_grace_s=self._settings.disconnect_grace_s,
             new_id=self._new_id,
         )
@@ -248,6 +249,12 @@ class Gateway:
         self._failure = self._failure or error
 
 
+def _capture(probed: Capabilities) -> Capture:
+    if not probed.renders:
+        return "tokens"
+    return "recorded" if probed.token_ids and probed.logprobs else "text"
+
+
 async def _probe(engine: Engine) -> Capabilities:
     capabilities = await engine.probe()
     missing = [
@@ -258,7 +265,8 @@ async def _probe(engine: Engine) -> Capabilities:
         )
         if not present
     ]
-    if missing:
+    # One that renders refuses it itself, unless it is told to keep the text alone.
+    if missing and not capabilities.renders:
         raise EngineRefused(
             f"the engine tells no {' and no '.join(missing)}, so its samples cannot be trained on",
             where=capabilities.detail or capabilities.model,

@@ -172,6 +172,11 @@ class GatewayApp:
     async def _stream(self, dialect: Dialect, chat: Chat, call: RunningCall, send: Send) -> None:
         encoder = dialect.encoder(chat, response_id=call.request.id, created=int(self._clock()))
         with call.feed.reader() as reader:
+            if not call.request.rendered:  # whether the prompt fits is not known yet
+                await reader.begun(timeout_s=self._settings.keepalive_s)
+                if isinstance(reader.ending, PolarError):
+                    await self._send_error(dialect, reader.ending, send)
+                    return
             await send(head(200, b"text/event-stream", (b"cache-control", b"no-cache")))
             await send_part(send, encoder.start())
             ending = await self._follow(reader, encoder, send)

@@ -94,7 +94,9 @@ class SessionUsage:
     refused_for_length: int = 0
     """Requests that never became a call, because their prompt fills the context window."""
     longest_refused: int = 0
-    """Tokens of the longest prompt of those."""
+    """Tokens of the longest prompt of those: as many at least, where the engine makes prompts."""
+    text_calls: int = 0
+    """Calls of which only the text is known; they have no part in the tokens counted here."""
     refused_at_call_limit: int = 0
     """Requests that never became a call, because the session had made as many as it may."""
     cut_off: CutOff | None = None
@@ -128,6 +130,7 @@ class UsageCounter:
         self._counts["calls"] += 1
         self._counts["prompt_tokens"] += len(call.prompt_ids)
         self._counts["sampled_tokens"] += len(call.sampled_ids)
+        self._counts["text_calls"] += call.capture == "text"
         self._counts["foreign_calls"] += call.kind == "foreign"
         self._counts["unfinished_calls"] += call.finish_reason in ("abandoned", "error")
         if call.fork_reason is not None:

@@ -14,19 +14,20 @@ from polar.errors import (
     ContextOverflow,
     EngineError,
     InterceptorFailed,
+    PolarError,
     Unauthorized,
 )
 from polar.gateway.agents import Agents, Asked
 from polar.gateway.assembly import Assembled, Assembly
-from polar.gateway.call import CallEnvironment, CallRequest, RunningCall
+from polar.gateway.call import CallEnvironment, CallListeners, CallRequest, RunningCall
 from polar.gateway.conversations import Conversations
 from polar.gateway.forks import ForkReasons
 from polar.gateway.interception import Intercepted, Interception
 from polar.gateway.policy import SessionPolicy, SessionUsage, UsageCounter
 from polar.gateway.scoring import Scoring
 from polar.rendering import SessionSplicer
-from polar.rendering.base import Renderer
-from polar.types import Call, CallId, CallKind, Chat, Sampling, Session
+from polar.rendering.base import Prepared, Renderer
+from polar.types import Call, CallId, CallKind, Capture, Chat, IntArray, Sampling, Session
 
 __all__ = ["OpenSession", "SessionEnvironment"]
 
@@ -44,6 +45,8 @@ class SessionEnvironment:
     """Names of models that can be chosen; the first is the one that is trained."""
     max_context: int
     """Most tokens of prompt and reply together."""
+    capture: Capture
+    """How the tokens of calls are known."""
     disconnect_grace_s: float
     new_id: Callable[[], str]
 
@@ -98,7 +101,7 @@ class OpenSession:
         return call
 
     def prompt_tokens(self, chat: Chat) -> int:
-        """Count the tokens that a request's prompt would have.
+        """Count the tokens that a request's prompt would have: about, where the engine makes it.
 
         Raises:
             BadRequest: The response to continue is not known, or the model's template cannot
@@ -106,6 +109,8 @@ class OpenSession:
             InterceptorFailed: An interceptor broke.
         """
         seen = self._intercepted(self._continued(chat)).seen
+        if self._environment.capture != "tokens":
+            return len(self._environment.renderer.render(seen.messages, seen.tools))
         return len(self._splicer.prepare(seen).prompt_ids)
 
     def suspend_timeouts(self) -> None:
@@ -150,19 +155,19 @@ class OpenSession:
         environment = self._environment
         intercepted = self._intercepted(chat)
         seen, model = intercepted.seen, self._chosen(intercepted)
-        prepared = self._fork_reasons.explain(self._splicer.prepare(seen), kind, seen.messages)
-        sampling = self._sampling(seen.sampling, len(prepared.prompt_ids), kind)
+        prompt, sampling = self._prompt(seen, kind)
         request = CallRequest(
             id=CallId(f"call-{environment.new_id()}"),
             session=self.session,
             index=self._begun,
             chat=seen,
             kind=kind if model is None else _untrained(kind),
-            prepared=prepared,
+            prompt=prompt,
             sampling=sampling,
             asked=asked,
             sent=intercepted.sent,
             model=model,
+            capture=environment.capture,
         )
         parser = environment.renderer.parser(
             seen.tools, new_tool_call_id=lambda: f"call_{environment.new_id()}"
@@ -177,9 +182,12 @@ class OpenSession:
                 most_tool_calls=None if seen.parallel_tool_calls else 1,
             ),
             environment.calls,
-            on_recorded=partial(self._recorded, chat, asked),
-            on_deserted=self._deserted,
-            on_done=self._done,
+            CallListeners(
+                on_recorded=partial(self._recorded, chat, asked),
+                on_refused=partial(self._refused, kind),
+                on_deserted=self._deserted,
+                on_done=self._done,
+            ),
         )
 
     def _check_limit(self, kind: CallKind) -> None:
@@ -208,6 +216,24 @@ class OpenSession:
             )
         return chosen
 
+    def _prompt(
+        self, seen: Chat, kind: CallKind
+    ) -> tuple[Prepared | Callable[[IntArray], Prepared], Sampling]:
+        """Make the prompt, or leave it to an engine that makes it, and ends turns by itself."""
+        environment = self._environment
+        if environment.capture == "tokens":
+            prepared = self._fork_reasons.explain(self._splicer.prepare(seen), kind, seen.messages)
+            return prepared, self._sampling(seen.sampling, len(prepared.prompt_ids), kind)
+        room = environment.max_context - 1
+        return partial(self._placed, seen, kind), self._policy.applied(seen.sampling, room=room)
+
+    def _placed(self, seen: Chat, kind: CallKind, prompt_ids: IntArray) -> Prepared:
+        """Say where a prompt hangs that the engine made; nowhere, if it told no ids."""
+        if not len(prompt_ids):
+            return Prepared(prompt_ids, None, None)
+        placed = self._splicer.place(seen, prompt_ids)
+        return self._fork_reasons.explain(placed, kind, seen.messages)
+
     def _sampling(self, wanted: Sampling, prompt_tokens: int, kind: CallKind) -> Sampling:
         """Pin and clamp what the harness wants."""
         room = self._environment.max_context - prompt_tokens
@@ -224,8 +250,9 @@ class OpenSession:
         self._counter.add_call(call)
         if self._policy.has_cut(chat.sampling, call):
             self._counter.add_cut_unasked()
-        whole = assembled.sampled is call.reply
-        self._splicer.record(call if whole else replace(call, reply=assembled.sampled))
+        if len(call.prompt_ids):
+            whole = assembled.sampled is call.reply
+            self._splicer.record(call if whole else replace(call, reply=assembled.sampled))
         self._fork_reasons.add(call)
         finished = call.finish_reason not in ("abandoned", "error")
         if finished:
@@ -234,6 +261,11 @@ class OpenSession:
             said = chat.messages[int(chat.instructed) :]
             self._conversations.add(call.id, (*said, assembled.given))
         self._score(call)
+
+    def _refused(self, kind: CallKind, error: PolarError) -> None:
+        """Count what an engine that makes the prompts would not begin."""
+        if isinstance(error, ContextOverflow):
+            self._counter.add_refused_for_length(kind, error.prompt_tokens)
 
     def _score(self, call: Call) -> None:
         """Have a call scored in a task of its own, which keeps no client waiting."""

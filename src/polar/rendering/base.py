@@ -21,8 +21,9 @@ class Prepared:
     """The call that this prompt extends exactly (its prompt + sampled ids are a prefix)."""
     fork_reason: str | None
     """Why no earlier call could be extended although the session has some: `edited_message`,
-    `new_conversation`, `changed_tools`, `retry`, `unclosed_turn`, `no_bridge`. The gateway adds
-    `compaction`, which only the kinds of calls tell."""
+    `new_conversation`, `changed_tools`, `retry`, `unclosed_turn`, `no_bridge`; of prompts
+    that the engine makes, `server_rendering`. The gateway adds `compaction`, which only the kinds
+    of calls tell."""
 
 
 class IncrementalParser(Protocol):

@@ -142,6 +142,32 @@ class SessionSplicer:
             return self._extended(chat, walk.best.extends, walk.best.depth)
         return self._afresh(chat, self._reason(chat, walk.messages))
 
+    def place(self, chat: Chat, prompt_ids: IntArray) -> Prepared:
+        """Say where a prompt hangs that the engine made itself.
+
+        It extends the latest call on the conversation's way whose whole prompt and reply it begins
+        with, token for token. Where that is not the last one, what the engine's server made of the
+        history differs from what was sampled: a fork, whose reason is `server_rendering`.
+
+        Args:
+            chat: What was asked.
+            prompt_ids: int32 [prompt], what the engine says that it made of it.
+        """
+        walk = self._walk(_tools_key(chat.tools), chat.messages)
+        if walk.messages == len(chat.messages):
+            repeated = _repeated(walk.reached)
+            if repeated is not None and np.array_equal(_prompt_of(repeated), prompt_ids):
+                return _again(repeated)
+        latest = parent = walk.best.extends
+        while parent is not None and not self._begins(prompt_ids, parent):
+            parent = parent.parent
+        if latest is None:
+            return Prepared(prompt_ids, None, self._reason(chat, walk.messages))
+        if parent is not latest:
+            return Prepared(prompt_ids, None if parent is None else parent.id, "server_rendering")
+        forked = self._is_forked(latest, chat.messages[walk.best.depth :])
+        return Prepared(prompt_ids, latest.id, "edited_message" if forked else None)
+
     def record(self, call: Call) -> None:
         """Take note of a call that was sampled, so that later requests can extend it.
 
@@ -260,9 +286,7 @@ class SessionSplicer:
 
     def _extended(self, chat: Chat, parent: _Record, depth: int) -> Prepared:
         new = chat.messages[depth:]
-        forked = bool(self._ends[parent.id].children) or any(
-            message.role == "assistant" for message in new
-        )
+        forked = self._is_forked(parent, new)
         previous_ids = self._context_of(parent)
         delta = self._renderer.bridge(
             previous_ids, new, chat.tools, prompt_tokens=parent.prompt_tokens
@@ -277,6 +301,15 @@ class SessionSplicer:
             parent_id=parent.id,
             fork_reason="edited_message" if forked else None,
         )
+
+    def _is_forked(self, parent: _Record, new: Sequence[Message]) -> bool:
+        """Say whether messages after a call's reply are not the first that follow it."""
+        said = any(message.role == "assistant" for message in new)
+        return said or bool(self._ends[parent.id].children)
+
+    def _begins(self, prompt_ids: IntArray, record: _Record) -> bool:
+        """Say whether a prompt begins with a call's whole prompt and reply."""
+        return np.array_equal(prompt_ids[: record.tokens], self._context_of(record))
 
     def _afresh(self, chat: Chat, reason: str | None) -> Prepared:
         return Prepared(
@@ -313,10 +346,14 @@ def _repeated(reached: Sequence[_Match]) -> _Record | None:
 def _again(record: _Record) -> Prepared:
     """Send the prompt of an identical request again, as its sibling."""
     return Prepared(
-        prompt_ids=record.context_ids()[: record.prompt_tokens],
+        prompt_ids=_prompt_of(record),
         parent_id=record.parent.id if record.parent is not None else None,
         fork_reason="retry",
     )
+
+
+def _prompt_of(record: _Record) -> IntArray:
+    return record.context_ids()[: record.prompt_tokens]
 
 
 def _step(match: _Match, message: Message, key: _Key, *, depth: int) -> Iterator[_Match]:

@@ -42,7 +42,7 @@ async def test_a_waiting_reader_is_woken_by_news_and_by_the_end():
 async def test_nothing_new_in_time_is_nothing():
     feed = Feed(lambda: None)
     with feed.reader() as reader:
-        assert await reader.more(timeout_s=0.001) == ()
+        assert list(await reader.more(timeout_s=0.001)) == []
         assert reader.ending is None
 
 

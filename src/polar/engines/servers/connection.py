@@ -13,7 +13,7 @@ import aiohttp
 import orjson
 
 from polar.engines.settings import ServerSettings
-from polar.errors import EngineError, EngineRefused, ServerFailed, ServerLost
+from polar.errors import EngineError, EngineRefused, PolarError, ServerFailed, ServerLost
 
 __all__ = ["Connection", "ServerKind", "event_data", "rest_of_stream"]
 
@@ -34,6 +34,8 @@ class ServerKind:
     """What to do when the server has no such route or model."""
     forbidden: str
     """What to do when the server keeps a route shut."""
+    read_refusal: Callable[[int, bytes], PolarError | None] | None = None
+    """Reads what only this kind of server means by a status and body; nothing: as all mean it."""
 
 
 @dataclass(slots=True)
@@ -229,7 +231,7 @@ class Connection:
         if self._closed:
             raise EngineError("the engine was closed")
         if self._session is None:
-            key = self.settings.api_key
+            key = self.settings.key()
             self._session = aiohttp.ClientSession(
                 headers={"Content-Type": "application/json"}
                 | ({"Authorization": f"Bearer {key}"} if key else {}),
@@ -256,7 +258,11 @@ class Connection:
         """Turn a refusal into an error that says what to do."""
         if response.ok:
             return
-        said = _message((await response.read()).decode(errors="replace"))
+        body = await response.read()
+        read = self.kind.read_refusal
+        if read is not None and (refusal := read(response.status, body)) is not None:
+            raise refusal
+        said = _message(body.decode(errors="replace"))
         raise _refusal(self.kind, response.status)(said, str(response.url))
 
     def _lost(self, error: Exception) -> EngineError:
