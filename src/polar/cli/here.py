@@ -253,7 +253,7 @@ async def _keep(
     built = trajectory.build(
         await journal.calls(one.id, one.attempt),
         builder=settings.builder,
-        policy=trajectory.BuildPolicy(max_trace_tokens=settings.max_trace_tokens),
+        policy=settings.build_policy,
     )
     task = Task(one.task_id, work.instruction or "", _NO_EVALUATOR)
     ids = (one.id, one.task_id, one.group_id)

@@ -9,7 +9,7 @@ from typing import Any
 from polar.cli.run_folder import RunFolder
 from polar.errors import ConfigError
 from polar.store import read_journal
-from polar.trajectory import BuildPolicy, build, credit, from_table, reward_of
+from polar.trajectory import build, credit, from_table, reward_of
 from polar.types import Trajectory
 
 __all__ = ["Wanted", "of_files", "of_run"]
@@ -68,7 +68,6 @@ def _of_phases(table: Any, wanted: Wanted) -> Any:
 
 def _of_journal(folder: RunFolder, wanted: Wanted) -> Iterator[Trajectory]:
     settings = folder.rollout()
-    policy = BuildPolicy(max_trace_tokens=settings.max_trace_tokens)
     with read_journal(folder.journal) as journal:
         for record in journal.sessions():
             if not wanted(record.phase) or record.outcome is None:
@@ -76,7 +75,7 @@ def _of_journal(folder: RunFolder, wanted: Wanted) -> Iterator[Trajectory]:
             if reward_of(record.outcome) is None:  # its traces may be such as cannot be built
                 continue
             calls = journal.calls(record.session.id, record.session.attempt)
-            built = build(calls, builder=settings.builder, policy=policy)
+            built = build(calls, builder=settings.builder, policy=settings.build_policy)
             scores = journal.scores(record.session.id, record.session.attempt)
             found = credit(record.session, built, record.outcome, step_rewards=scores)
             if found is not None:

@@ -20,7 +20,6 @@ from polar.config import environment
 from polar.errors import ConfigError
 from polar.rendering import load_renderer
 from polar.store import SessionRecord, read_journal
-from polar.trajectory import BuildPolicy
 from polar.trajectory.builders import drop_reason
 from polar.types import Call, Cancelled, Completed, Ended, Failed, Grade, Outcome, TimedOut
 
@@ -126,12 +125,20 @@ def _print_session(
     console.print(_summary(record, calls))
     console.print(_legend(logprobs=logprobs))
     by_id = {call.id: call for call in calls}
+    policy = folder.rollout().build_policy
     for call in calls:
         parent = by_id.get(call.parent_id) if call.parent_id is not None else None
         console.print(Rule(style="dim"))
-        console.print(call_heading(call, parent))
-        body = call_body(call, parent, renderer.decode, logprobs=logprobs)
-        console.print(_text_body(call) if call.capture == "text" else body, soft_wrap=True)
+        dropped = drop_reason(call, policy)
+        body = (
+            _text_body(call)
+            if call.capture == "text"
+            else call_body(
+                call, parent, renderer.decode, logprobs=logprobs, trained=dropped is None
+            )
+        )
+        console.print(call_heading(call, parent, dropped))
+        console.print(body, soft_wrap=True)
     console.print(Rule(style="dim"))
     console.print(outcome_text(record.outcome))
 
@@ -171,7 +178,7 @@ def _legend(*, logprobs: bool) -> Text:
     return legend
 
 
-def call_heading(call: Call, parent: Call | None) -> Text:
+def call_heading(call: Call, parent: Call | None, dropped: str | None) -> Text:
     """Say in a line what a call was and where it hangs in the token tree."""
     versions = sorted({int(version) for version in call.weight_versions})
     facts = [f"{len(call.prompt_ids)} context, {len(call.sampled_ids)} sampled"]
@@ -187,14 +194,16 @@ def call_heading(call: Call, parent: Call | None) -> Text:
         facts.append(f"extends call {parent.index}")
     if call.fork_reason is not None:
         facts.append(f"forks: {call.fork_reason}")
-    if (dropped := drop_reason(call, BuildPolicy())) is not None:
+    if dropped is not None:
         facts.append(f"not trained: {dropped}")
     heading = Text.assemble((f"call {call.index} {call.kind}", "heading"))
     heading.append(f"  ended by {call.finish_reason}  " + "  ".join(facts))
     return heading
 
 
-def call_body(call: Call, parent: Call | None, decode: Decode, *, logprobs: bool) -> Text:
+def call_body(
+    call: Call, parent: Call | None, decode: Decode, *, logprobs: bool, trained: bool
+) -> Text:
     """Write a call's new context and its sampled tokens, each in its own colour.
 
     Args:
@@ -202,11 +211,12 @@ def call_body(call: Call, parent: Call | None, decode: Decode, *, logprobs: bool
         parent: The call whose tokens its prompt extends: they are not shown again.
         decode: Text of token ids.
         logprobs: Whether sampled tokens are shaded by their probability.
+        trained: Whether the call's tokens train.
     """
     known = 0 if parent is None else len(parent.prompt_ids) + len(parent.sampled_ids)
     body = Text().append(without_control(decode(call.prompt_ids[known:].tolist())), "context")
     sampled = call.sampled_ids.tolist()
-    style = "sampled" if drop_reason(call, BuildPolicy()) is None else "untrained"
+    style = "sampled" if trained else "untrained"
     if not logprobs:
         return body.append(without_control(decode(sampled)), style)
     start = 0

@@ -22,7 +22,6 @@ from polar.rollout.settings import RolloutSettings
 from polar.store import JournalReader, read_journal
 from polar.trajectory import (
     SCHEMA_VERSION,
-    BuildPolicy,
     Built,
     FidelityReport,
     TapeRecord,
@@ -106,7 +105,6 @@ def _rebuilt(
     journal: JournalReader, settings: RolloutSettings, found: Verification
 ) -> Mapping[SessionId, Sequence[Built | None]]:
     """Rebuild and check every attempt of every session; one that cannot be is None."""
-    policy = BuildPolicy(max_trace_tokens=settings.max_trace_tokens)
     rebuilt: dict[SessionId, list[Built | None]] = {}
     for record in journal.sessions():
         session = record.session
@@ -115,7 +113,7 @@ def _rebuilt(
         for attempt in range(session.attempt + 1):
             calls = journal.calls(session.id, attempt)
             try:
-                built = build(calls, builder=settings.builder, policy=policy)
+                built = build(calls, builder=settings.builder, policy=settings.build_policy)
                 report = check(calls, built)
             except Exception as error:  # whatever it is, the other sessions are to be checked
                 found.violations.append(f"{session.id}, attempt {attempt}: {_told(error)}")

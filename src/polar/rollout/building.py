@@ -57,7 +57,7 @@ class Building:
         built = trajectory.build(
             calls,
             builder=self._settings.builder,
-            policy=trajectory.BuildPolicy(max_trace_tokens=self._settings.max_trace_tokens),
+            policy=self._settings.build_policy,
         )
         scores = await self._journal.scores(session.id, session.attempt)
         found = trajectory.credit(session, built, outcome, step_rewards=scores)

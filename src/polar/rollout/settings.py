@@ -6,7 +6,12 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from polar.trajectory import BuildPolicy
+
 __all__ = ["RolloutSettings"]
+
+TrainableKind = Literal["main", "subagent", "auxiliary", "compaction"]
+"""Kinds of calls that may train; those of the agent's own shell never do."""
 
 
 class RolloutSettings(BaseModel):
@@ -45,3 +50,19 @@ class RolloutSettings(BaseModel):
     """How calls become traces; `canonical` is for engines that render every history anew."""
     max_trace_tokens: int = Field(default=8192, ge=1)
     """Longest trace; the exact causal prefix is kept, the rest dropped with its reason."""
+    train_kinds: Annotated[tuple[TrainableKind, ...], Field(min_length=1)] = ("main", "subagent")
+    """Kinds of calls that train: those of the agent itself, of its sub-agents, its side calls
+    (`auxiliary`: titles, summaries of output), and its summaries of a conversation that became too
+    long (`compaction`). Others are dropped as `kind_auxiliary` and so on."""
+    train_abandoned: bool = False
+    """Whether what was sampled trains although the client left before the reply was complete, as
+    when a time limit ends the session; else it is dropped as `abandoned`."""
+
+    @property
+    def build_policy(self) -> BuildPolicy:
+        """What of a session trains."""
+        return BuildPolicy(
+            kinds=frozenset(self.train_kinds),
+            drop_abandoned=not self.train_abandoned,
+            max_trace_tokens=self.max_trace_tokens,
+        )

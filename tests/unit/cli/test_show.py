@@ -58,6 +58,19 @@ def test_a_shared_beginning_lists_the_sessions(show):
     assert "call 0" not in told
 
 
+def test_a_call_that_does_not_train_says_why_by_what_the_runs_config_says(show, root):
+    config = root / "runs" / "one" / "config.yaml"
+    before = config.read_text()
+    assert "not trained: kind_auxiliary" in show(SECOND)[1]
+
+    config.write_text(before.replace("- subagent", "- auxiliary"))
+    try:
+        assert config.read_text() != before
+        assert "not trained: kind" not in show(SECOND)[1]
+    finally:
+        config.write_text(before)
+
+
 def test_what_the_parent_call_held_is_not_shown_again(show):
     _, told, _ = show(FIRST)
 
@@ -130,7 +143,7 @@ def test_of_a_session_of_text_alone_the_words_are_shown(tmp_path, capsys, monkey
 def test_context_and_sampled_tokens_differ_in_style_and_every_character_has_one():
     call = make_call(prompt=b"read", sampled=b"said")
 
-    body = call_body(call, None, decode_utf8, logprobs=False)
+    body = call_body(call, None, decode_utf8, logprobs=False, trained=True)
 
     assert body.plain == "readsaid"
     assert body.style == ""
@@ -143,7 +156,7 @@ def test_context_and_sampled_tokens_differ_in_style_and_every_character_has_one(
 def test_each_token_is_shaded_by_its_own_probability():
     call = make_call(prompt=b"", sampled=b"abcd", logprobs=[-0.01, -0.5, -1.5, -9.0])
 
-    body = call_body(call, None, decode_utf8, logprobs=True)
+    body = call_body(call, None, decode_utf8, logprobs=True, trained=True)
 
     assert [(span.start, str(span.style).split()[-1]) for span in body.spans] == [
         (0, "green"),

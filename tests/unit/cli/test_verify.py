@@ -7,11 +7,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
-from run_folders import FIRST, write_run
+from run_folders import FIRST, SECOND, write_run
 
 from polar.cli import app
 from polar.cli.run_folder import RunFolder
 from polar.cli.verify import verify_run
+from polar.config import RunConfig, load_config, write_config
 from polar.errors import FidelityError, JournalError
 
 
@@ -48,6 +49,17 @@ def test_a_sound_run_has_no_violation_and_every_token_is_accounted_for(run):
     dropped = found.counts["tokens dropped, each for a counted reason"]
     assert dropped > 0
     assert found.counts["tokens kept"] + dropped == found.counts["sampled tokens"]
+
+
+def test_a_run_is_rebuilt_by_what_its_own_config_says_trains(run):
+    plain = verify_run(RunFolder(run)).counts["tokens kept"]
+    settings = load_config(None, ["rollout.train_kinds=[main, auxiliary]"], RunConfig)
+    write_config(run / "config.yaml", settings)
+
+    found = verify_run(RunFolder(run))
+
+    assert found.counts["tokens kept"] == found.counts["sampled tokens"] > plain
+    assert SECOND in "".join(found.violations)  # its table was written without the side call
 
 
 @pytest.mark.parametrize("column", ["token_ids", "logprobs", "weight_versions"])
