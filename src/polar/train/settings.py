@@ -48,7 +48,7 @@ class KlSettings(BaseModel):
     within: Literal["loss", "reward"] = "loss"
     """`loss`: the k3 estimate of each trained token is added to the loss. `reward`: the log ratio
     of all trained tokens of a session is subtracted from its reward; groups without spread are
-    left out before that."""
+    left out before that, and with `reinforce_pp` the step if it has none."""
 
 
 class OverlongSettings(BaseModel):

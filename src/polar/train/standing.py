@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
 import numpy as np
 
+from polar.train.advantages import Rewards
 from polar.train.settings import TrainSettings
 from polar.train.step_advantages import centred_returns, step_returns
 from polar.types import (
@@ -21,7 +23,15 @@ from polar.types import (
     Trajectory,
 )
 
-__all__ = ["Standing", "graded_sessions", "has_spread", "is_graded", "is_truncated", "standing"]
+__all__ = [
+    "Standing",
+    "graded_sessions",
+    "has_spread",
+    "is_graded",
+    "is_truncated",
+    "standing",
+    "teaching_groups",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,19 +92,23 @@ def graded_sessions(group: Group) -> MaskArray:
 
 
 def has_spread(group: Group, settings: TrainSettings) -> bool:
-    """Tell whether the graded sessions earned anything different: only then is there a gradient.
+    """Tell whether the sessions that count earned anything different, and one of them trains.
 
     What length or distance costs is not looked at.
     """
-    graded = [t for t in group.trajectories if is_graded(t.outcome)]
-    match settings.credit:
-        case "outcome":
-            return len({t.reward for t in graded}) > 1
-        case "steps":
-            earned = [step_returns(t, t.reward, settings.discount) for t in graded]
-            return any(centred.any() for centred in centred_returns(earned))
-        case _:
-            assert_never(settings.credit)
+    found = standing(group, settings)
+    return bool(found.trained.any()) and _differ(_earned(group, found, settings))
+
+
+def teaching_groups(groups: Sequence[Group], settings: TrainSettings) -> list[Group]:
+    """Leave out the groups that have nothing to teach, whatever distance costs.
+
+    Where sessions are compared with those of other groups, it is the step that needs a spread.
+    """
+    if settings.algorithm != "reinforce_pp":
+        return [group for group in groups if has_spread(group, settings)]
+    earned = [each for g in groups for each in _earned(g, standing(g, settings), settings)]
+    return list(groups) if _differ(earned) else []
 
 
 def is_graded(outcome: Outcome) -> bool:
@@ -108,3 +122,21 @@ def is_graded(outcome: Outcome) -> bool:
             return False
         case _:
             assert_never(outcome)
+
+
+def _earned(group: Group, found: Standing, settings: TrainSettings) -> list[Rewards]:
+    """List what each session that counts earned: [1], or [calls]; 0 if it was not graded."""
+    counting = [t for t, counts in zip(group.trajectories, found.counted, strict=True) if counts]
+    rewards = [t.reward if is_graded(t.outcome) else 0.0 for t in counting]
+    match settings.credit:
+        case "outcome":
+            return [np.array([reward]) for reward in rewards]
+        case "steps":
+            each = zip(counting, rewards, strict=True)
+            return [step_returns(t, reward, settings.discount) for t, reward in each]
+        case _:
+            assert_never(settings.credit)
+
+
+def _differ(earned: Sequence[Rewards]) -> bool:
+    return any(centred.any() for centred in centred_returns(earned))

@@ -23,7 +23,7 @@ from polar.train.metrics import StepMetrics, SupervisedMetrics
 from polar.train.passes import Minibatch
 from polar.train.ranks import Ranks
 from polar.train.settings import TrainSettings
-from polar.train.standing import has_spread, is_truncated
+from polar.train.standing import is_graded, is_truncated, teaching_groups
 from polar.train.step_advantages import unscored_calls
 from polar.train.supervised import plan_supervised
 from polar.train.tally import Tally
@@ -91,7 +91,8 @@ class Trainer:
     ) -> StepMetrics:
         """Take the optimizer steps that the groups of one rollout are worth.
 
-        Without a group whose rewards differ no step is taken, and the weight version stays.
+        Without a group whose rewards differ no step is taken, and the weight version stays; so it
+        does if no session was graded.
 
         Args:
             groups: The sessions to learn from.
@@ -272,7 +273,7 @@ class Trainer:
         kl = self.settings.kl
         if kl is None or kl.within == "loss":
             return credited_groups(groups, self.settings)
-        spread = [group for group in groups if has_spread(group, self.settings)]
+        spread = teaching_groups(groups, self.settings)
         divergences = [self._divergence(group) for group in spread]
         tokens = sum(
             int(t.loss_mask.sum()) for g in spread for c in g.trajectories for t in c.traces
@@ -351,11 +352,15 @@ def _nothing() -> None:
 
 
 def _validate(groups: Sequence[Group]) -> None:
-    """Refuse a step that holds nothing sampled, or whose logprobs were never recorded."""
-    traces = [t for g in groups for c in g.trajectories for t in c.traces if t.loss_mask.any()]
-    if not traces:
+    """Refuse a step whose work was graded and holds nothing sampled, or without any logprobs.
+
+    Where no session was graded all broke, which is counted elsewhere, and the run goes on.
+    """
+    sessions = [trajectory for group in groups for trajectory in group.trajectories]
+    traces = [t for session in sessions for t in session.traces if t.loss_mask.any()]
+    if not traces and any(is_graded(session.outcome) for session in sessions):
         raise _nothing_to_train()
-    if not any(trace.logprobs[trace.loss_mask].any() for trace in traces):
+    if traces and not any(trace.logprobs[trace.loss_mask].any() for trace in traces):
         raise TrainingError(
             "every sampled token of the step has the logprob 0: the engine's were not recorded",
             fix="Check the engine: `polar doctor` probes it. Supervised training needs none.",

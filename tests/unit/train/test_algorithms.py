@@ -33,6 +33,10 @@ CASES = {
     "icepop": {"correction": "icepop", "icepop_band": [0.8, 1.2]},
     "kl in the loss": {"kl": {"coefficient": 0.3}},
     "kl in the reward": {"kl": {"coefficient": 0.3, "within": "reward"}, "algorithm": "dr_grpo"},
+    "kl in the reward of reinforce_pp": {
+        "kl": {"coefficient": 0.3, "within": "reward"},
+        "algorithm": "reinforce_pp",
+    },
     "entropy": {"entropy_coef": 0.2},
     "truncated": {"truncated_sessions": "baseline"},
 }
@@ -91,11 +95,13 @@ def plain_advantages(groups, s, divergence):
             row.append(r)
         rewards.append(row)
     every = [r for row in rewards for r in row]
+    raw = [{t.reward for t in group.trajectories} for group in groups]
+    over_step = s.algorithm == "reinforce_pp"
     centred = [r - statistics.fmean(row) for row in rewards for r in row]
     found = []
     for group, row in zip(groups, rewards, strict=True):
         mean = statistics.fmean(row)
-        raw_spread = len({t.reward for t in group.trajectories}) > 1
+        earned = set[float]().union(*raw) if over_step else {t.reward for t in group.trajectories}
         for r in row:
             match s.algorithm:
                 case "grpo":
@@ -108,7 +114,7 @@ def plain_advantages(groups, s, divergence):
                     value = (r - statistics.fmean(every)) / (statistics.stdev(every) + 1e-4)
                 case "reinforce_pp_baseline":
                     value = (r - mean) / (statistics.stdev(centred) + 1e-4)
-            if s.kl and s.kl.within == "reward" and not raw_spread:
+            if s.kl and s.kl.within == "reward" and len(earned) < 2:
                 value = 0.0
             found.append(value)
     return iter(found)

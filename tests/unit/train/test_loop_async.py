@@ -4,15 +4,18 @@ import asyncio
 import threading
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from loop_cases import Bench, session
 from train_cases import make_group, make_trace, make_trajectory
 
 from polar.errors import TrainingError
+from polar.train.lessons import credited_groups
 from polar.train.loop_state import LoopState
 from polar.train.settings import TrainSettings
 from polar.train.staleness import within_bound
 from polar.train.standing import has_spread
-from polar.types import Failed
+from polar.types import Failed, Grade, TimedOut
 
 
 def trained_rows(bench):
@@ -176,6 +179,34 @@ def test_only_graded_sessions_make_a_spread():
     broken = make_trajectory(reward=0.0, outcome=Failed("running", "gone"))
     assert not has_spread(make_group(session(1.0), broken), TrainSettings())
     assert has_spread(make_group(session(1.0), session(0.0), broken), TrainSettings())
+
+
+OUTCOMES = [
+    None,
+    Failed("running", "gone"),
+    TimedOut("running", Grade(0.0, False)),
+    TimedOut("preparing"),
+]
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([0.0, 1.0]), st.sampled_from(OUTCOMES)), min_size=1, max_size=5
+    ),
+    st.fixed_dictionaries(
+        {
+            "algorithm": st.sampled_from(["grpo", "dr_grpo", "rloo", "reinforce_pp_baseline"]),
+            "failed_sessions": st.sampled_from(["baseline", "exclude"]),
+            "truncated_sessions": st.sampled_from(["train", "baseline", "exclude"]),
+            "credit": st.sampled_from(["outcome", "steps"]),
+        }
+    ),
+)
+def test_the_groups_that_are_refilled_are_those_that_teach_nothing(sessions, chosen):
+    settings = TrainSettings(**chosen)
+    trace = make_trace([1, 2, 3], [1, 2])
+    group = make_group(*(make_trajectory(trace, reward=r, outcome=o) for r, o in sessions))
+    assert has_spread(group, settings) is bool(credited_groups([group], settings)[0])
 
 
 def test_a_session_with_one_token_too_old_is_left_out_and_counted():

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from polar.errors import ConfigError, TrainingError
 from polar.train import LoraSettings, Trainer, TrainSettings
+from polar.types import Failed
 
 PROMPT = [5, 6, 7, 8]
 LORA = LoraSettings(rank=4, alpha=8.0, target_modules=("q_proj", "v_proj", "up_proj"))
@@ -129,6 +130,21 @@ def test_sessions_without_a_trained_token_are_an_error():
         trainer.step([empty])
     with pytest.raises(TrainingError, match="no trained token"):
         trainer.supervised(empty.trajectories, epochs=1, batch_sessions=1, lr=1e-3)
+
+
+@pytest.mark.parametrize("settings", [{}, {"credit": "steps", "discount": 0.9}], ids=str)
+@pytest.mark.parametrize("sessions", [0, 2])
+def test_a_step_whose_sessions_all_broke_or_were_too_old_trains_nothing_and_ends_nothing(
+    settings, sessions
+):
+    model = make_model()
+    trainer = make_trainer(model, **settings)
+    before = parameters(model)
+    broken = [make_trajectory(outcome=Failed("running", "the engine is gone"))] * sessions
+    metrics = trainer.step([make_group(*broken)])
+    assert (metrics.optimizer_steps, metrics.trained_tokens, metrics.weight_version) == (0, 0, 0)
+    assert metrics.groups_without_spread == 1
+    assert same(parameters(model), before)
 
 
 def test_a_trace_that_is_too_long_is_dropped_and_counted():
