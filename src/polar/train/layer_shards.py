@@ -21,11 +21,11 @@ from torch.distributed.tensor import DTensor
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
-from polar.errors import RankLost, TrainingError
+from polar.errors import ConfigError, RankLost, TrainingError
 from polar.train.ranks import Ranks
 from polar.train.support import decoder_layers
 
-__all__ = ["LayerShards", "Shard", "twin"]
+__all__ = ["LayerShards", "Shard", "check_pytorch", "twin"]
 
 T = TypeVar("T")
 
@@ -54,6 +54,9 @@ class LayerShards:
             divide(layer)
         self._root = _Root(model)
         divide(self._root)
+        assert isinstance(self._root, FSDPModule)
+        # Or ranks whose trees go through different experts would add up different parameters.
+        self._root.set_reduce_scatter_unused_params(True)
 
     def another(self, model: PreTrainedModel) -> LayerShards:
         """Divide another model in the same way."""
@@ -177,6 +180,20 @@ class _Root(nn.Module):
 
     def forward(self, compute: Callable[[], T]) -> T:
         return compute()
+
+
+def check_pytorch() -> None:
+    """See before anything is divided that PyTorch can do all that it will be asked for.
+
+    Raises:
+        ConfigError: It is too old to be told that nothing goes back from a pass.
+    """
+    if not hasattr(FSDPModule, "reset_iter_state"):
+        raise ConfigError(
+            f"layers can be divided with PyTorch 2.13 or newer, and this is {torch.__version__}",
+            where="train.shard",
+            fix="Install a newer PyTorch, or set train.shard to optimizer.",
+        )
 
 
 def twin(model: PreTrainedModel, dtype: torch.dtype | None = None) -> PreTrainedModel:

@@ -23,6 +23,11 @@ rank is gone shows at once, by its connections."""
 _NUMBERS_TIMEOUT = timedelta(minutes=30)
 """Numbers are exchanged only when every rank has said that it is ready."""
 
+# PyTorch before 2.13 has other names for these, and its gloo no form that takes a list of tensors.
+_has_single = hasattr(dist, "reduce_scatter_single")
+_scatter = dist.reduce_scatter_single if _has_single else dist.reduce_scatter_tensor
+_gather = dist.all_gather_single if _has_single else dist.all_gather_into_tensor
+
 
 class TorchRanks:
     """The ranks of `torch.distributed`, one process each, on one machine.
@@ -73,14 +78,14 @@ class TorchRanks:
         """Add up what every rank has, and return this rank's part."""
         part = whole.new_empty(whole.numel() // self.size)
         with self._link():
-            dist.reduce_scatter(part, list(whole.chunk(self.size)))
+            _scatter(part, whole)
         return part
 
     def whole(self, part: Tensor) -> Tensor:
         """Put the parts of all ranks together."""
         found = part.new_empty(part.numel() * self.size)
         with self._link():
-            dist.all_gather(list(found.chunk(self.size)), part)
+            _gather(found, part)
         return found
 
     def norm(self, part: Tensor) -> Tensor:

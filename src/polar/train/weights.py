@@ -53,7 +53,8 @@ class Weights:
 
         Raises:
             TrainingError: The model's weights are in a dtype that cannot be trained as set.
-            ConfigError: A setting names layers that the model does not have.
+            ConfigError: A setting names layers that the model does not have, or asks for what this
+                PyTorch cannot do.
         """
         dtype: torch.dtype = getattr(torch, settings.dtype)
         if model.dtype not in (dtype, torch.float32):
@@ -101,8 +102,10 @@ class Weights:
         cls, model: PreTrainedModel, settings: TrainSettings, ranks: Ranks, dtype: torch.dtype
     ) -> Weights:
         """Divide a model that is in main memory, layer by layer."""
-        from polar.train.layer_shards import LayerShards, Shard, twin
+        from polar.train.layer_shards import LayerShards, Shard, check_pytorch, twin
         from polar.train.lora_shards import branch_off, sharded_adapters
+
+        check_pytorch()
 
         if settings.lora is None:
             _freeze(model, settings)

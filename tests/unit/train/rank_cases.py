@@ -48,6 +48,7 @@ SHARDED = {
     "gemma3 in layers": ("gemma3", TINY | {"entropy_coef": 0.1}),
     "sequences in layers": ("qwen3_5", {"shard": "layers"}),
     "one trace for two ranks in layers": ("llama", {"shard": "layers"}),
+    "one trace for two ranks, of experts, in layers": ("experts", {"shard": "layers"}),
     "an adapter, a reference, in layers": (
         "qwen3",
         {"lora": LORA, "kl": KlSettings(coefficient=0.1), **TINY},

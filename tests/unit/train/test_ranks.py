@@ -11,9 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 from rank_cases import CASES, STEPS, groups_of, imitated, new_trainer
-from train_cases import branching_traces, make_trace
+from torch.distributed.fsdp import FSDPModule
+from train_cases import branching_traces, make_model, make_trace
 
+from polar.errors import ConfigError
+from polar.train import Trainer, TrainSettings
 from polar.train.deal import deal
+from polar.train.ranks import Alone
 from polar.train.tree_batch import plan_batches
 
 QUIET = {"TRANSFORMERS_VERBOSITY": "error"}
@@ -141,6 +145,21 @@ def test_a_process_alone_imports_nothing_of_several():
     code = "import polar.train.trainer, sys; print('polar.train.torch_ranks' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+class OneOfTwo(Alone):
+    """A rank that must not need the other yet."""
+
+    size = 2
+
+
+def test_a_pytorch_that_cannot_divide_layers_is_refused_before_anything_is_divided(monkeypatch):
+    monkeypatch.delattr(FSDPModule, "reset_iter_state")
+    model = make_model()
+    with pytest.raises(ConfigError, match=r"PyTorch 2\.13 or newer, and this is") as refused:
+        Trainer(model, TrainSettings(shard="layers"), ranks=OneOfTwo())
+    assert refused.value.where == "train.shard"
+    assert all(type(p) is torch.nn.Parameter for p in model.parameters())
 
 
 def tokens(hand) -> int:

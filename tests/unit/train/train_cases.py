@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import os
 
 import numpy as np
 import torch
+from torch import nn
 from transformers import (
     FalconH1Config,
     FalconH1ForCausalLM,
@@ -64,6 +66,10 @@ def _make(family: str, **changes) -> PreTrainedModel:
     match family:
         case "llama":
             return LlamaForCausalLM(LlamaConfig(**shape, tie_word_embeddings=True))
+        case "experts":
+            model = _make("llama", **changes)
+            model.model.layers[1].mlp = Experts(model.model.layers[1].mlp)
+            return model
         case "qwen3":
             return Qwen3ForCausalLM(Qwen3Config(**shape, tie_word_embeddings=False))
         case "gemma3":
@@ -85,6 +91,23 @@ def _make(family: str, **changes) -> PreTrainedModel:
             sizes = {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8}
             return FalconH1ForCausalLM(FalconH1Config(**shape, **sizes, mamba_chunk_size=8))
     raise AssertionError(family)
+
+
+class Experts(nn.Module):
+    """Two of them, of which each token goes through one; few tokens leave one without any."""
+
+    def __init__(self, mlp: nn.Module) -> None:
+        super().__init__()
+        self.first, self.second = mlp, copy.deepcopy(mlp)
+        for parameter in self.second.parameters():
+            nn.init.normal_(parameter, std=0.02)
+
+    def forward(self, x):
+        found, choice = torch.zeros_like(x), x[..., 0] > 0
+        for rows, expert in ((choice, self.first), (~choice, self.second)):
+            if rows.any():
+                found[rows] = expert(x[rows])
+        return found
 
 
 def make_trace(tokens, trained, *, logprob: float = -4.5, version: int = 0) -> Trace:
