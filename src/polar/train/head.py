@@ -11,7 +11,7 @@ from torch.nn.functional import linear
 __all__ = ["sampled_logprobs"]
 
 
-def sampled_logprobs(
+def sampled_logprobs(  # noqa: PLR0913 - by name
     hidden: Tensor,
     head: nn.Linear,
     *,
@@ -19,8 +19,9 @@ def sampled_logprobs(
     tokens: Tensor,
     temperature: float = 1.0,
     chunk: int = 256,
+    cap: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Compute the logprobs of some tokens under `softmax(head(hidden) / temperature)`.
+    """Compute the logprobs of some tokens under `softmax(logits / temperature)`.
 
     Logits exist for `chunk` rows at a time, and are computed again in the backward pass.
 
@@ -31,13 +32,15 @@ def sampled_logprobs(
         tokens: int64 [samples]; the token of each sample.
         temperature: Logits are divided by it.
         chunk: Rows whose logits are in memory at once.
+        cap: Logits are `cap * tanh(product / cap)`; absent: the products of the head as they are.
 
     Returns:
         Logprobs float32 [samples], and entropies float32 [rows] of the distributions, both with
         gradient.
     """
+    narrow = hidden.to(head.weight.dtype)  # recurrent layers sum up in float32
     logprobs, entropies = _SampledLogprobs.apply(  # type: ignore[no-untyped-call]
-        hidden, head.weight, head.bias, rows, tokens, temperature, chunk
+        narrow, head.weight, head.bias, rows, tokens, temperature, chunk, cap
     )
     return logprobs, entropies
 
@@ -53,15 +56,17 @@ class _SampledLogprobs(torch.autograd.Function):
         tokens: Tensor,
         temperature: float,
         chunk: int,
+        cap: float | None,
     ) -> tuple[Tensor, Tensor]:
         logprobs = torch.empty(rows.shape, dtype=torch.float32, device=hidden.device)
         entropies = torch.empty(hidden.shape[:1], dtype=torch.float32, device=hidden.device)
         for start, stop, samples in _chunks(rows, hidden.shape[0], chunk):
-            logs = _logits(hidden[start:stop], weight, bias, temperature).log_softmax(-1)
+            logits = _logits(hidden[start:stop], weight, bias, temperature, cap=cap)
+            logs = logits.log_softmax(-1)
             logprobs[samples] = logs[rows[samples] - start, tokens[samples]]
             entropies[start:stop] = -torch.linalg.vecdot(logs.exp(), logs)
         ctx.save_for_backward(hidden, weight, bias, rows, tokens)
-        ctx.temperature, ctx.chunk = temperature, chunk
+        ctx.temperature, ctx.chunk, ctx.cap = temperature, chunk, cap
         ctx.set_materialize_grads(False)  # entropies are seldom part of the loss
         return logprobs, entropies
 
@@ -75,7 +80,7 @@ class _SampledLogprobs(torch.autograd.Function):
         )
         grad_bias = torch.zeros_like(bias) if ctx.needs_input_grad[2] else None
         for start, stop, samples in _chunks(rows, hidden.shape[0], ctx.chunk):
-            logits = _logits(hidden[start:stop], weight, bias, ctx.temperature)
+            logits = _logits(hidden[start:stop], weight, bias, ctx.temperature, cap=ctx.cap)
             d_logits = _logits_gradient(
                 logits,
                 rows=rows[samples] - start,
@@ -83,13 +88,15 @@ class _SampledLogprobs(torch.autograd.Function):
                 share=grad[samples],
                 by_entropy=None if by_entropy is None else by_entropy[start:stop],
             )
+            if ctx.cap is not None:
+                d_logits -= d_logits * logits.mul_(ctx.temperature / ctx.cap).square_()
             narrow = d_logits.div_(ctx.temperature).to(weight.dtype)
             grad_hidden[start:stop] = narrow @ weight
             if grad_weight is not None:
                 grad_weight += narrow.t() @ hidden[start:stop]
             if grad_bias is not None:
                 grad_bias += narrow.sum(0)
-        return grad_hidden, grad_weight, grad_bias, None, None, None, None
+        return grad_hidden, grad_weight, grad_bias, None, None, None, None, None
 
 
 def _logits_gradient(
@@ -120,7 +127,11 @@ def _chunks(rows: Tensor, size: int, chunk: int) -> list[tuple[int, int, slice]]
     ]
 
 
-def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
+def _logits(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float, *, cap: float | None
+) -> Tensor:
     """float32 [rows, vocabulary]; the product is computed in the dtype of the weight."""
     logits = linear(hidden, weight, bias).float()
+    if cap is not None:
+        logits = logits.div_(cap).tanh_().mul_(cap)
     return logits if temperature == 1.0 else logits.div_(temperature)

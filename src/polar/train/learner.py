@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from polar.errors import RankLost, TrainingError
 from polar.train.kernels import choose_kernel
 from polar.train.lockstep import for_each, idle_tree
+from polar.train.logits import Shaping
 from polar.train.memory import reusing_memory
 from polar.train.optimizer import Optimizer
 from polar.train.passes import Minibatch, Passes
@@ -93,6 +94,7 @@ class Learner:
     ) -> None:
         self.ranks: Ranks = ranks or Alone()
         self._settings = settings
+        shaping = Shaping.of(model)  # before ranks divide it
         self._weights = Weights.of(model, settings, self.ranks)
         kernel, self._no_flex = choose_kernel(self._weights.working)
         self.policy = Policy(
@@ -106,6 +108,7 @@ class Learner:
             if settings.gradient_checkpointing
             else settings.max_tokens_per_batch,
             lockstep=self._weights.shards,
+            shaping=shaping,
         )
         self.reference = (
             Reference.of(model, self.policy, self._weights.adapters, self._weights.shards)

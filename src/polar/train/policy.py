@@ -13,6 +13,7 @@ from polar.errors import TrainingError
 from polar.train.depth_first import DepthFirst, LossOf
 from polar.train.head import sampled_logprobs
 from polar.train.lockstep import Lockstep, empty_lesson, idle_tree, learn_at_once
+from polar.train.logits import PLAIN, Shaping
 from polar.train.pieces import cut_pieces
 from polar.train.recompute import Keep, checkpoint_layers
 from polar.train.support import last_hidden
@@ -49,6 +50,8 @@ class Policy:
     """Whether the model can be computed along trees; otherwise batches must hold one sequence."""
     lockstep: Lockstep | None = None
     """Through what all ranks make each pass at once; absent: passes are this process's own."""
+    shaping: Shaping = PLAIN
+    """What the model does behind its head."""
 
     def logprobs(self, batch: TreeBatch) -> tuple[Tensor, Tensor]:
         """Compute the logprob of every sample of a batch at once, with gradient.
@@ -110,8 +113,9 @@ class Policy:
             self.model.get_output_embeddings(),
             rows=torch.from_numpy(batch.sample_rows[samples] - first_row).to(device),
             tokens=torch.from_numpy(batch.sample_tokens[samples]).to(device),
-            temperature=self.temperature,
+            temperature=self.temperature / self.shaping.scale,
             chunk=self.logits_per_chunk,
+            cap=self.shaping.cap_of_products,
         )
 
     def _hidden(self, batch: TreeBatch, tree: TreeContext) -> Tensor:
