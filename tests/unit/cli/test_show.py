@@ -115,7 +115,7 @@ def test_without_a_run_folder_the_error_says_how_to_make_one(show, monkeypatch, 
 
 def test_how_a_calls_tokens_are_known_is_told_where_it_is_not_as_usual():
     told = [
-        call_heading(make_call(prompt=[1], sampled=[2], capture=capture), None).plain
+        call_heading(make_call(prompt=[1], sampled=[2], capture=capture), None, None).plain
         for capture in ("tokens", "recorded", "text")
     ]
     assert "recorded" not in told[0]
