@@ -1,9 +1,10 @@
-"""What every test gets: a guard against calls that would block the event loop."""
+"""What every test gets: a guard against calls that would block the event loop, and time."""
 
 from collections.abc import Iterator
 
 import pytest
 from blockbuster import BlockBuster, blockbuster_ctx
+from hypothesis import settings
 
 MOMENTARY = ("os.stat", "os.access", "os.readlink")
 """Metadata of local files: microseconds."""
@@ -17,6 +18,10 @@ SYNCHRONOUS = {
     "polar/store/reader.py": {"read_journal", "sessions", "find", "calls", "scores", "unscored"},
 }
 """Synchronous by contract: for commands, and for set-up before anything is served."""
+
+# Property tests are not timed: a busy machine must not fail them.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 
 @pytest.fixture(autouse=True)

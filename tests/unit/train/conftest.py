@@ -1,13 +1,9 @@
-"""One thread for small matrices, and no deadline for property tests on a busy machine."""
+"""One thread for small matrices."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import settings
-
-settings.register_profile("untimed", deadline=None)
-settings.load_profile("untimed")
 
 
 @pytest.fixture(autouse=True)
