@@ -55,32 +55,40 @@ with open("out", "w") as file:
 """Asks for its own sample's sake, and passes where the sample's number is odd."""
 
 
-@pytest.fixture
-def at(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def at(tmp_path_factory) -> Path:
     """A folder with a model, tasks, a config, and an engine that a package offers."""
-    write_tiny_model(tmp_path / "model")
-    package = tmp_path / "package" / "hashed-1.0.dist-info"
+    folder = tmp_path_factory.mktemp("at")
+    write_tiny_model(folder / "model")
+    package = folder / "package" / "hashed-1.0.dist-info"
     package.mkdir(parents=True)
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: hashed\nVersion: 1.0\n")
     (package / "entry_points.txt").write_text("[polar.engines]\nhashed = hashed:HashedEngine\n")
     (package.parent / "hashed.py").write_text(ENGINE)
-    (tmp_path / "agent.py").write_text(AGENT)
-    agent = f"exec {shlex.quote(sys.executable)} -I -S {tmp_path}/agent.py"
-    write_tasks(tmp_path / "train.jsonl", [task(f"task {n}", name=n) for n in "abcdef"])
+    (folder / "agent.py").write_text(AGENT)
+    agent = f"exec {shlex.quote(sys.executable)} -I -S {folder}/agent.py"
+    write_tasks(folder / "train.jsonl", [task(f"task {n}", name=n) for n in "abcdef"])
     settings = {
-        "model": str(tmp_path / "model"),
+        "model": str(folder / "model"),
         "engine": {"name": "hashed"},
         "harness": {
             "name": "shell",
             "settings": {"command": f"{agent} {{base_url}} {{key}} {{instruction}}"},
         },
         "runtime": {"name": "local", "settings": {"preload": False}},
-        "tasks": {"train": str(tmp_path / "train.jsonl")},
+        "tasks": {"train": str(folder / "train.jsonl")},
         "train": {"lr": 1e-2},
         "loop": {"steps": 8, "tasks_per_step": 2, "group_size": 2, "save_every": 1},
     }
-    (tmp_path / "run.json").write_text(json.dumps(settings))
-    return tmp_path
+    (folder / "run.json").write_text(json.dumps(settings))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(at) -> Path:
+    """A run by one process that nothing disturbed."""
+    finished(start(at, "run.json", "--run-dir", at / "whole"))
+    return at / "whole"
 
 
 def start(at: Path, *arguments: object, ranks: int = 1) -> subprocess.Popen[str]:
@@ -109,8 +117,7 @@ def trained_steps(run: Path) -> list[dict]:
 
 
 @pytest.mark.timeout(300)
-def test_a_run_that_is_killed_and_resumed_has_the_same_weights_bit_for_bit(at):
-    finished(start(at, "run.json", "--run-dir", at / "whole"))
+def test_a_run_that_is_killed_and_resumed_has_the_same_weights_bit_for_bit(at, whole):
     killed = start(at, "run.json", "--run-dir", at / "killed")
     while len(trained_steps(at / "killed")) < 2:
         assert killed.poll() is None
@@ -120,12 +127,12 @@ def test_a_run_that_is_killed_and_resumed_has_the_same_weights_bit_for_bit(at):
     assert len(trained_steps(at / "killed")) < 8
     finished(start(at, "--resume", at / "killed"))
 
-    whole, again = trained_steps(at / "whole"), trained_steps(at / "killed")
+    rows, again = trained_steps(whole), trained_steps(at / "killed")
     for what in ("step", "loss", "grad_norm", "reward_mean", "sampled_tokens", "weight_version"):
-        assert [row[what] for row in whole] == [row[what] for row in again], what
+        assert [row[what] for row in rows] == [row[what] for row in again], what
     weights = "checkpoints/final/model.safetensors"
-    assert (at / "whole" / weights).read_bytes() == (at / "killed" / weights).read_bytes()
-    assert (at / "whole" / weights).read_bytes() != (at / "model/model.safetensors").read_bytes()
+    assert (whole / weights).read_bytes() == (at / "killed" / weights).read_bytes()
+    assert (whole / weights).read_bytes() != (at / "model/model.safetensors").read_bytes()
 
 
 @pytest.mark.writers
@@ -134,7 +141,7 @@ def test_a_run_that_is_killed_and_resumed_has_the_same_weights_bit_for_bit(at):
 def test_a_run_that_is_killed_and_resumed_has_no_row_twice_in_tensorboard(at):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    run = at / "killed"
+    run = at / "killed with tensorboard"
     changes = ["--set", "metrics.writers=[tensorboard]", "--set", "loop.save_every=3"]
     killed = start(at, "run.json", "--run-dir", run, *changes)
     while len(trained_steps(run)) < 5:
@@ -165,26 +172,26 @@ def worker_of(process: subprocess.Popen[str]) -> int:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("shard", ["optimizer", "layers"])
-def test_two_ranks_learn_what_one_does_and_go_on_after_one_was_killed(at, shard):
-    finished(start(at, "run.json", "--run-dir", at / "alone"))
+def test_two_ranks_learn_what_one_does_and_go_on_after_one_was_killed(at, whole, shard):
+    run = at / f"two by {shard}"
     divided = ("--set", f"train.shard={shard}")
-    killed = start(at, "run.json", *divided, "--run-dir", at / "two", ranks=2)
-    while len(trained_steps(at / "two")) < 2:
+    killed = start(at, "run.json", *divided, "--run-dir", run, ranks=2)
+    while len(trained_steps(run)) < 2:
         assert killed.poll() is None
         time.sleep(0.005)
     os.kill(worker_of(killed), signal.SIGKILL)
     said, _ = killed.communicate(timeout=120)
     assert killed.returncode != 0
-    assert len(trained_steps(at / "two")) < 8, said
-    finished(start(at, "--resume", at / "two", ranks=2))
+    assert len(trained_steps(run)) < 8, said
+    finished(start(at, "--resume", run, ranks=2))
 
-    steps, expected = trained_steps(at / "two"), trained_steps(at / "alone")
+    steps, expected = trained_steps(run), trained_steps(whole)
     assert [row["step"] for row in steps] == [row["step"] for row in expected]
     for row, other in zip(steps, expected, strict=True):
         assert row["loss"] == pytest.approx(other["loss"], rel=1e-3, abs=1e-5)
         assert row["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-3)
     weights = "checkpoints/final/model.safetensors"
-    learned, others = (load_file(at / run / weights) for run in ("two", "alone"))
+    learned, others = (load_file(each / weights) for each in (run, whole))
     begun = load_file(at / "model" / "model.safetensors")
     apart = sum(float((learned[name] - others[name]).square().sum()) for name in learned)
     moved = sum(float((others[name] - begun[name]).square().sum()) for name in learned)
