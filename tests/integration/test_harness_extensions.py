@@ -5,8 +5,20 @@ import sys
 from pathlib import Path
 
 import pytest
-from scripted_sessions import ROOMY, Account, Turn, is_chain, made, played, run, say, use
+from scripted_sessions import (
+    ROOMY,
+    Account,
+    Script,
+    Turn,
+    is_chain,
+    made,
+    played,
+    run,
+    say,
+    use,
+)
 
+from polar.cli.harness_check import PlayedSession
 from polar.types import Message
 
 pytestmark = pytest.mark.timeout(600)
@@ -59,8 +71,6 @@ FOLDERS = {
     "qwen_code": ".qwen/skills",
 }
 """Preset -> where it looks for skills, in the home."""
-ROOM = {"openai_agents": {}}
-"""Preset -> how it is told of a long context; it never summarises."""
 
 
 @pytest.fixture
@@ -92,42 +102,45 @@ def session_folder(tmp_path) -> Path:
     return tmp_path / "session"
 
 
-@pytest.mark.parametrize("name", [*FOLDERS, "openai_agents"])
-async def test_the_model_calls_a_tool_of_an_mcp_server(name, server, session_folder):
-    harness = made(
-        name, **ROOM.get(name, {"context_window": ROOMY}), mcp_servers={"scales": server}
-    )
-    offered: list[str] = []
+@pytest.mark.parametrize("name", FOLDERS)
+async def test_the_model_calls_a_tool_of_a_server_is_told_of_a_skill_and_runs_what_is_in_it(
+    name, server, skill, session_folder
+):
+    harness = made(name, context_window=ROOMY, mcp_servers={"scales": server}, skills=(skill,))
+    greet = run(harness, f'"$HOME"/{FOLDERS[name]}/greet/greet.sh > hello.txt')
+
+    session = await played(harness, session_folder, weighing(greet))
+
+    assert_weighed(session)
+    told = f"{session.calls[0].messages} {session.calls[0].tools}"
+    assert "Says how greetings are written in this team." in told
+
+
+async def test_the_model_calls_a_tool_of_a_server_through_a_library_that_knows_no_skills(
+    server, session_folder
+):
+    harness = made("openai_agents", mcp_servers={"scales": server})
+    hello = run(harness, "echo hello > hello.txt")
+
+    assert_weighed(await played(harness, session_folder, weighing(hello)))
+
+
+def weighing(after: Message) -> Script:
+    """Call the server's tool, whatever it is named here, then do something, then end."""
 
     def script(turn: Turn) -> Message:
-        offered[:] = set(re.findall(r'"name": "([^"]*weigh)"', turn.prompt))
-        weigh = use(offered[0], thing="a feather")
-        return [weigh, run(harness, "echo hello > hello.txt"), say("Done.")][turn.replies]
+        (offered,) = set(re.findall(r'"name": "([^"]*weigh)"', turn.prompt))
+        return [use(offered, thing="a feather"), after, say("Done.")][turn.replies]
 
-    session = await played(harness, session_folder, script)
+    return script
 
+
+def assert_weighed(session: PlayedSession) -> None:
+    """The tool was offered once and answered, the command ran, and every token is on record."""
     assert session.result.exit_code == 0, session.result
     assert session.wrote, session.result
-    assert len(offered) == 1
     account = Account(session.calls)
     assert account.kinds() == ["main"] * 3
     assert is_chain(account.by_kind["main"])
     assert 'a feather weighs nine pounds "of" ä' in session.calls[1].messages[-1].content
     assert session.fidelity.kept == session.fidelity.sampled > 0
-
-
-@pytest.mark.parametrize("name", FOLDERS)
-async def test_the_model_is_told_of_a_skill_and_can_run_what_is_in_it(name, skill, session_folder):
-    harness = made(name, context_window=ROOMY, skills=(skill,))
-    greet = run(harness, f'"$HOME"/{FOLDERS[name]}/greet/greet.sh > hello.txt')
-
-    session = await played(
-        harness, session_folder, lambda turn: [greet, say("Done.")][turn.replies]
-    )
-
-    assert session.result.exit_code == 0, session.result
-    assert session.wrote, session.result
-    first = session.calls[0]
-    told = f"{first.messages} {first.tools}"
-    assert "Says how greetings are written in this team." in told
-    assert Account(session.calls).kinds() == ["main"] * 2
