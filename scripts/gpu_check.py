@@ -18,8 +18,6 @@ from pathlib import Path
 
 import torch
 
-from polar.train.kernels import flex_obstacle
-
 ROOT = Path(__file__).parents[1]
 TESTS = ["test_gradients.py", "test_flex.py", "test_pieces.py", "test_recurrent.py"]
 HEAD = 64  # of the random models of 0.5B; what matters is that it is a usual one
@@ -27,6 +25,8 @@ HEAD = 64  # of the random models of 0.5B; what matters is that it is a usual on
 
 def flex(device: str) -> bool:
     """Try FlexAttention, forward and backward."""
+    from polar.train.kernels import flex_obstacle
+
     obstacle = flex_obstacle(torch.device(device), HEAD)
     say(f"FlexAttention: {obstacle or 'works, forward and backward'}")
     return obstacle is None
