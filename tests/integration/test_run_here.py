@@ -157,25 +157,21 @@ def test_the_exit_code_is_the_harnesss_own(place):
 
 
 @pytest.mark.parametrize(
-    ("setting", "asked", "limit"),
+    ("setting", "limits"),
     [
-        ("", "", 4096),
-        ("", ", max_tokens=9000", 9000),
-        (" rollout.max_tokens=3", "", 3),
-        (" rollout.max_tokens=3", ", max_tokens=9000", 3),
-        (" rollout.max_tokens=50000", "", 50_000),
+        ("", [4096, 9000]),
+        (" rollout.max_tokens=3", [3, 3]),
+        (" rollout.max_tokens=50000", [50_000, 9000]),
     ],
 )
-def test_a_reply_has_the_limit_of_the_user_or_the_harness_or_else_a_default(
-    place, setting, asked, limit
-):
-    place.script(f"ask({asked.removeprefix(', ')})")
+def test_a_reply_has_the_limit_of_the_user_or_the_harness_or_else_a_default(place, setting, limits):
+    place.script("ask(); ask(max_tokens=9000)")
     place.variables["SETTINGS"] += setting
 
     place.ran("shell", "whatever")
 
-    ((_, (call,)),) = place.sessions()
-    assert call.sampling.max_tokens == limit
+    ((_, calls),) = place.sessions()
+    assert [call.sampling.max_tokens for call in calls] == limits
 
 
 def test_replies_that_the_default_limit_cuts_are_told_with_how_to_set_another(place):
