@@ -3,6 +3,7 @@
 PYTHON ?= python3
 EXTRAS ?= train,dev
 CONSTRAINTS ?= constraints/cpu-linux.txt
+WORKERS ?= auto
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -25,8 +26,8 @@ $(STAMP): pyproject.toml $(CONSTRAINTS)
 demo: $(STAMP)  ## Train a small model through a real harness (about 20 minutes on 2 cores).
 	$(BIN)/polar demo $(ARGS)
 
-test: $(STAMP)  ## Run all tests (ARGS="-k name" for some).
-	$(BIN)/python -m pytest $(ARGS)
+test: $(STAMP)  ## Run all tests, one process a core (ARGS="-k name" for some, WORKERS=0 for one).
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 lint: $(STAMP)  ## Check style, types and layers.
 	$(BIN)/ruff check .

@@ -1,10 +1,14 @@
 """What every test gets: a guard against calls that would block the event loop, and time."""
 
+import os
 from collections.abc import Iterator
 
 import pytest
 from blockbuster import BlockBuster, blockbuster_ctx
 from hypothesis import settings
+
+MOST_WORKERS = 4
+"""Each loads torch, and some tests start processes of their own."""
 
 MOMENTARY = ("os.stat", "os.access", "os.readlink")
 """Metadata of local files: microseconds."""
@@ -22,6 +26,12 @@ SYNCHRONOUS = {
 # Property tests are not timed: a busy machine must not fail them.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Use the cores that this process may use, which need not be all of the machine's."""
+    return min(len(os.sched_getaffinity(0)), MOST_WORKERS)
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,7 @@
 """A scripted model server that harnesses really call, and one session of a harness against it."""
 
 import asyncio
+import fcntl
 import json
 import os
 import shutil
@@ -20,7 +21,17 @@ SECONDS = 120.0
 
 
 def install(harness: Harness) -> None:
-    """Install a harness as its preset says, unless it is there already."""
+    """Install a harness as its preset says, unless it is there already.
+
+    Tests run in several processes: one installs, and the others wait for it.
+    """
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / f"{harness.name}.test-lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        _install(harness)
+
+
+def _install(harness: Harness) -> None:
     try:
         if harness.find().executable.is_relative_to(CACHE):
             return
