@@ -76,8 +76,18 @@ class Dialect(Protocol):
         """Write the answer to a question for the models there are: one."""
         ...
 
-    def encoder(self, chat: Chat, *, response_id: str, created: int) -> StreamEncoder:
-        """Start encoding a streamed response."""
+    def encoder(
+        self, chat: Chat, *, response_id: str, created: int, prompt_tokens: int | None = None
+    ) -> StreamEncoder:
+        """Start encoding a streamed response.
+
+        Args:
+            chat: The request.
+            response_id: Id of the response.
+            created: Unix seconds.
+            prompt_tokens: How many tokens the prompt has, for formats that begin with it; absent:
+                not known.
+        """
         ...
 
     def error(self, error: PolarError) -> tuple[int, bytes]:

@@ -170,7 +170,12 @@ class GatewayApp:
         await send_whole(send, 200, body)
 
     async def _stream(self, dialect: Dialect, chat: Chat, call: RunningCall, send: Send) -> None:
-        encoder = dialect.encoder(chat, response_id=call.request.id, created=int(self._clock()))
+        encoder = dialect.encoder(
+            chat,
+            response_id=call.request.id,
+            created=int(self._clock()),
+            prompt_tokens=len(call.request.prepared.prompt_ids),
+        )
         with call.feed.reader() as reader:
             if not call.request.rendered:  # whether the prompt fits is not known yet
                 await reader.begun(timeout_s=self._settings.keepalive_s)

@@ -233,10 +233,17 @@ def test_pieces_without_text_open_no_block():
     assert streamed(reply, [TextDelta(""), ReasoningDelta("")]).content == []
 
 
-def test_usage_is_unknown_at_the_start_and_true_at_the_end():
+def test_the_prompts_length_is_told_at_the_start_and_all_usage_at_the_end():
+    """Some clients read the length of the prompt at the start alone, and compact by it."""
     reply = Reply(Message("assistant", "x"), "stop", Usage(11, 7, 3))
-    found = events(encoded(reply, [TextDelta("x")]))
-    assert set(found[0]["message"]["usage"].values()) == {0}
+    encoder = DIALECT.encoder(CHAT, response_id="r", created=5, prompt_tokens=11)
+    found = events(encoder.start() + encoder.delta(TextDelta("x")) + encoder.end(reply))
+    assert found[0]["message"]["usage"] == {
+        "input_tokens": 11,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": 0,
+        "output_tokens": 0,
+    }
     assert found[-2]["usage"] == {
         "input_tokens": 8,
         "cache_creation_input_tokens": 0,

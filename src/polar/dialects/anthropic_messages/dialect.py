@@ -58,9 +58,11 @@ class AnthropicMessages:
         """Write how many tokens a prompt has."""
         return orjson.dumps({"input_tokens": prompt_tokens})
 
-    def encoder(self, chat: Chat, *, response_id: str, created: int) -> StreamEncoder:
+    def encoder(
+        self, chat: Chat, *, response_id: str, created: int, prompt_tokens: int | None = None
+    ) -> StreamEncoder:
         """Start encoding a streamed response."""
-        return EventEncoder(chat, response_id=response_id)
+        return EventEncoder(chat, response_id=response_id, prompt_tokens=prompt_tokens or 0)
 
     def error(self, error: PolarError) -> tuple[int, bytes]:
         """Write an error in Anthropic's form: HTTP status and body."""

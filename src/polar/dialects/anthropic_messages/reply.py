@@ -71,16 +71,20 @@ class EventEncoder:
     a call when its block is complete then never runs one that is not on record.
     """
 
-    def __init__(self, chat: Chat, *, response_id: str) -> None:
+    def __init__(self, chat: Chat, *, response_id: str, prompt_tokens: int = 0) -> None:
         self._chat = chat
+        self._prompt_tokens = prompt_tokens
         self._response_id = response_id
         self._index = 0
         self._open: Literal["text", "thinking"] | None = None
         self._signature = _Signature()
 
     def start(self) -> bytes:
-        """Encode the event that opens the message; how long the prompt is, `end` tells."""
-        usage = _usage(Usage(prompt_tokens=0, sampled_tokens=0))
+        """Encode the event that opens the message; some clients read the prompt's length here.
+
+        How much of it the engine had in its cache is only known later: `end` tells it.
+        """
+        usage = _usage(Usage(prompt_tokens=self._prompt_tokens, sampled_tokens=0))
         return _event("message_start", message=_message(self._chat, self._response_id, [], usage))
 
     def keepalive(self) -> bytes:

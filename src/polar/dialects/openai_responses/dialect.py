@@ -67,7 +67,9 @@ class OpenAIResponses:
         """Write the list of models."""
         return write_models(model, created=created)
 
-    def encoder(self, chat: Chat, *, response_id: str, created: int) -> StreamEncoder:
+    def encoder(
+        self, chat: Chat, *, response_id: str, created: int, prompt_tokens: int | None = None
+    ) -> StreamEncoder:
         """Start encoding a streamed response."""
         return EventEncoder(chat, response_id=response_id, created=created)
 
