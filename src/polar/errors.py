@@ -23,6 +23,7 @@ PolarError                what went wrong, where, and what to do about it
 │   ├── RequestTooSlow    a request did not arrive whole in time               (HTTP 408)
 │   └── ReplyTooLarge     a reply grew larger than the gateway gives           (HTTP 400)
 ├── UnknownRoute          no dialect serves this method and path (HTTP 404)
+│   └── NoWebSocket       a client asks for a WebSocket (HTTP 426 in OpenAI's formats)
 ├── Unauthorized          an unknown session key (HTTP 401)
 ├── FidelityError         a law of token fidelity does not hold                exit code 8
 ├── TrainingError         training cannot go on (no trainable token, NaN)      exit code 9
@@ -44,6 +45,7 @@ __all__ = [
     "InterceptorFailed",
     "JournalError",
     "ModelMissing",
+    "NoWebSocket",
     "PolarError",
     "RankLost",
     "ReplyTooLarge",
@@ -196,6 +198,10 @@ class ReplyTooLarge(BadRequest):
 
 class UnknownRoute(PolarError):
     """No dialect serves this method and path."""
+
+
+class NoWebSocket(UnknownRoute):
+    """A client asks for a WebSocket; told so in its own way, it sends its request at once."""
 
 
 class Unauthorized(PolarError):

@@ -117,6 +117,11 @@ def test_models_lists_the_one_model(dialect):
     assert b"some-model" in dialect.models("some-model", created=5)
 
 
+def test_one_model_is_described_under_the_name_that_was_asked_for(dialect):
+    described = json.loads(dialect.model("any-name", created=5))
+    assert "any-name" in (described.get("id"), described.get("displayName"))
+
+
 def test_an_unknown_dialect_is_refused_with_the_nearest_name():
     with pytest.raises(ConfigError, match="Did you mean `openai_chat`"):
         dialects.load("openai_chatt")

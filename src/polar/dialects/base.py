@@ -23,7 +23,10 @@ class Route:
     method: Literal["GET", "POST"]
     pattern: str
     """Regular expression that the whole path matches; its named groups go to `parse`."""
-    serves: Literal["chat", "models", "count"]
+    serves: Literal["chat", "models", "model", "count"]
+    header: str | None = None
+    """Name, in lower case, of a header that only this format's clients send: such a route comes
+    before another format's with the same path, and is for requests that have it. Absent: all."""
 
 
 class StreamEncoder(Protocol):
@@ -74,6 +77,10 @@ class Dialect(Protocol):
 
     def models(self, model: str, *, created: int) -> bytes:
         """Write the answer to a question for the models there are: one."""
+        ...
+
+    def model(self, name: str, *, created: int) -> bytes:
+        """Write the answer to a question for one model: it is there, by whatever name."""
         ...
 
     def encoder(

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from polar.dialects import CountsTokens, Dialect, ReadsOn, Route, StreamEncoder
 from polar.errors import (
+    BadRequest,
+    NoWebSocket,
     PolarError,
     ReplyTooLarge,
     RequestTooSlow,
@@ -36,6 +38,8 @@ from polar.types import Chat, Reply
 __all__ = ["GatewayApp"]
 
 _SESSION_PATH = re.compile(r"/s/(?P<key>[^/]+)(?P<rest>/.*)")
+_ANYTHING = re.compile(r"\(\?P<(?P<name>\w+)>\.\+\)")
+_CHOICE = re.compile(r"\(\?(?:P<\w+>|:)(?P<choice>[^()]*)\)")
 _KEY_HEADERS = ("x-api-key", "x-goog-api-key")
 
 
@@ -66,7 +70,8 @@ class GatewayApp:
     """Answers harnesses in their own wire format.
 
     Args:
-        dialects: All wire formats; the first also writes errors for unknown routes.
+        dialects: All wire formats; the first also writes errors for unknown routes, unless a
+            header tells which format is spoken.
         find_session: Finds the open session of a key.
         model: Name of the model that is served.
         settings: Limits and intervals.
@@ -83,11 +88,12 @@ class GatewayApp:
         clock: Callable[[], float],
     ) -> None:
         self._dialects = tuple(dialects)
-        self._routes = [
+        routes = [
             (route.method, re.compile(route.pattern), dialect, route)
             for dialect in dialects
             for route in dialect.routes
         ]
+        self._routes = sorted(routes, key=lambda each: each[3].header is None)
         self._reads_on = {each.name: each for each in dialects if isinstance(each, ReadsOn)}
         self._find_session = find_session
         self._model = model
@@ -98,13 +104,13 @@ class GatewayApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         request = _read_head(scope)
-        dialect = self._dialects[0]
+        dialect = self._spoken(request)
         try:
             target = self._route(request)
             dialect = target.dialect
             session = self._authenticate(request)
-            if target.route.serves == "models":
-                await self._send_models(dialect, send)
+            if target.route.serves in ("models", "model"):
+                await self._send_models(target, send)
             else:
                 await self._answer(target, session, request, receive, send)
         except PolarError as error:
@@ -112,13 +118,26 @@ class GatewayApp:
 
     def _route(self, request: _Request) -> _Target:
         for method, pattern, dialect, route in self._routes:
+            if route.header is not None and route.header not in request.headers:
+                continue
             if method == request.method and (found := pattern.fullmatch(request.path)):
                 reads_on = self._reads_on.get(dialect.name)
                 return _Target(dialect, route, found.groupdict(), reads_on)
+        if request.headers.get("upgrade", "").lower() == "websocket":
+            raise NoWebSocket("there are no WebSockets here", fix="Send the request by POST.")
         raise UnknownRoute(
             f"there is no route {request.method} {request.path}",
-            fix=f"Use one of: {', '.join(f'{m} {r.pattern}' for m, _, _, r in self._routes)}.",
+            fix=f"Use one of: {', '.join(dict.fromkeys(_shown(r) for *_, r in self._routes))}.",
         )
+
+    def _spoken(self, request: _Request) -> Dialect:
+        """Tell by its headers in which format a request without a route is to be answered."""
+        told = (
+            dialect
+            for _, _, dialect, route in self._routes
+            if route.header is not None and route.header in request.headers
+        )
+        return next(told, self._dialects[0])
 
     def _authenticate(self, request: _Request) -> OpenSession:
         session = None if request.key is None else self._find_session(request.key)
@@ -134,6 +153,7 @@ class GatewayApp:
         receive: Receive,
         send: Send,
     ) -> None:
+        _check_plain(request.headers)
         chat = _parse(target, await self._read(receive), session)
         if target.route.serves == "count":
             await self._send_count(target.dialect, session.prompt_tokens(chat), send)
@@ -220,8 +240,13 @@ class GatewayApp:
             fix="Ask for fewer tokens, or raise `gateway.max_response_mb`.",
         )
 
-    async def _send_models(self, dialect: Dialect, send: Send) -> None:
-        await send_whole(send, 200, dialect.models(self._model(), created=int(self._clock())))
+    async def _send_models(self, target: _Target, send: Send) -> None:
+        created, asked = int(self._clock()), target.params.get("model")
+        if asked is None:
+            body = target.dialect.models(self._model(), created=created)
+        else:
+            body = target.dialect.model(asked, created=created)
+        await send_whole(send, 200, body)
 
     async def _send_count(self, dialect: Dialect, prompt_tokens: int, send: Send) -> None:
         if not isinstance(dialect, CountsTokens):
@@ -243,6 +268,22 @@ def _parse(target: _Target, body: bytes, session: OpenSession) -> Chat:
         earlier = session.earlier(target.dialect.name)
         return target.reads_on.parse_on(body, target.params, earlier)
     return target.dialect.parse(body, target.params)
+
+
+def _check_plain(headers: Mapping[str, str]) -> None:
+    encoding = headers.get("content-encoding", "identity")
+    if encoding.lower() != "identity":
+        raise BadRequest(
+            f"a body that is compressed with '{encoding}' is not read",
+            where="content-encoding",
+            fix="Send it as it is.",
+        )
+
+
+def _shown(route: Route) -> str:
+    """Write a route for people: names in place of what matches anything."""
+    path = _ANYTHING.sub(lambda found: found["name"].upper(), route.pattern)
+    return f"{route.method} {_CHOICE.sub(lambda found: found['choice'], path)}"
 
 
 class _ClientGone(Exception):

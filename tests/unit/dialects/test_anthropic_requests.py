@@ -43,10 +43,11 @@ def called(name="f", arguments=None, **fields):
     ("method", "path", "serves"),
     [("POST", "/v1/messages", "chat"), ("POST", "/v1/messages/count_tokens", "count")],
 )
-def test_it_answers_its_paths_and_leaves_the_list_of_models_alone(method, path, serves):
+def test_it_answers_its_paths_and_takes_models_for_its_own_clients_alone(method, path, serves):
     (route,) = [route for route in DIALECT.routes if re.fullmatch(route.pattern, path)]
-    assert (route.method, route.serves) == (method, serves)
-    assert not [route for route in DIALECT.routes if re.fullmatch(route.pattern, "/v1/models")]
+    assert (route.method, route.serves, route.header) == (method, serves, None)
+    models = [route for route in DIALECT.routes if re.fullmatch(route.pattern, "/v1/models")]
+    assert [route.header for route in models] == ["anthropic-version"]
 
 
 def test_a_plain_request_takes_the_providers_defaults():

@@ -53,10 +53,10 @@ def refused(*contents, **fields) -> str | None:
     return caught.value.where
 
 
-def route(path):
+def route(path, method="POST"):
     for found in DIALECT.routes:
-        if match := re.fullmatch(found.pattern, path):
-            return found.method, found.serves, match.groupdict()
+        if found.method == method and (match := re.fullmatch(found.pattern, path)):
+            return found.serves, found.header, match.groupdict()
     return None
 
 
@@ -68,11 +68,17 @@ def route(path):
 )
 def test_the_path_names_the_model_and_the_method(version, name, method, serves):
     found = route(f"/{version}/models/{name}:{method}")
-    assert found == ("POST", serves, {"model": name, "method": method})
+    assert found == (serves, None, {"model": name, "method": method})
+
+
+def test_models_are_told_of_at_its_own_paths_and_to_its_own_clients_at_others_too():
+    assert route("/v1beta/models", "GET") == ("models", None, {})
+    assert route("/v1beta/models/m", "GET") == ("model", None, {"model": "m"})
+    assert route("/v1/models", "GET") == ("models", "x-goog-api-key", {})
+    assert route("/v1/models/m", "GET") == ("model", "x-goog-api-key", {"model": "m"})
 
 
 def test_other_paths_are_none_of_its_own():
-    assert route("/v1beta/models") == ("GET", "models", {})
     assert route("/v1beta/models/m:embedContent") is None
     assert route("/v1/models") is None
     assert route("/v2/models/m:generateContent") is None

@@ -8,7 +8,12 @@ import orjson
 
 from polar.dialects.anthropic_messages.errors import write_error
 from polar.dialects.anthropic_messages.messages import Said
-from polar.dialects.anthropic_messages.reply import EventEncoder, write_models, write_response
+from polar.dialects.anthropic_messages.reply import (
+    EventEncoder,
+    write_model,
+    write_models,
+    write_response,
+)
 from polar.dialects.anthropic_messages.request import parse_chat
 from polar.dialects.base import NO_PARAMS, Route, StreamEncoder
 from polar.dialects.earlier import Earlier
@@ -28,6 +33,8 @@ class AnthropicMessages:
     routes = (
         Route("POST", r"/v1/messages", "chat"),
         Route("POST", r"/v1/messages/(?P<counts>count_tokens)", "count"),
+        Route("GET", r"/v1/models", "models", header="anthropic-version"),
+        Route("GET", r"/v1/models/(?P<model>.+)", "model", header="anthropic-version"),
     )
 
     def parse(self, body: bytes, params: Mapping[str, str] = NO_PARAMS) -> Chat:
@@ -53,6 +60,10 @@ class AnthropicMessages:
     def models(self, model: str, *, created: int) -> bytes:
         """Write the list of models."""
         return write_models(model, created=created)
+
+    def model(self, name: str, *, created: int) -> bytes:
+        """Write one model, under the name that was asked for."""
+        return write_model(name, created=created)
 
     def count(self, prompt_tokens: int) -> bytes:
         """Write how many tokens a prompt has."""

@@ -15,7 +15,7 @@ from polar.dialects.sse import named_event
 from polar.errors import PolarError
 from polar.types import Chat, Delta, FinishReason, ReasoningDelta, Reply, TextDelta, ToolCall, Usage
 
-__all__ = ["EventEncoder", "write_models", "write_response"]
+__all__ = ["EventEncoder", "write_model", "write_models", "write_response"]
 
 _STOP_REASONS: dict[FinishReason, str] = {
     "stop": "end_turn",
@@ -52,15 +52,14 @@ def write_response(chat: Chat, reply: Reply, *, response_id: str) -> bytes:
 
 def write_models(model: str, *, created: int) -> bytes:
     """Write the list of models."""
-    entry = {
-        "type": "model",
-        "id": model,
-        "display_name": model,
-        "created_at": datetime.fromtimestamp(created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "lifecycle": "active",
-    }
+    entry = _model(model, created)
     page = {"data": [entry], "first_id": model, "last_id": model, "has_more": False}
     return orjson.dumps(page)
+
+
+def write_model(model: str, *, created: int) -> bytes:
+    """Write one model."""
+    return orjson.dumps(_model(model, created))
 
 
 class EventEncoder:
@@ -164,6 +163,16 @@ class _Signature:
 
     def text(self) -> str:
         return base64.b64encode(self._hash.digest()).decode()
+
+
+def _model(model: str, created: int) -> dict[str, str]:
+    return {
+        "type": "model",
+        "id": model,
+        "display_name": model,
+        "created_at": datetime.fromtimestamp(created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "lifecycle": "active",
+    }
 
 
 def _event(kind: str, **fields: Any) -> bytes:

@@ -11,6 +11,7 @@ from polar.dialects.google_generate.reply import (
     ChunkEncoder,
     write_count,
     write_error,
+    write_model,
     write_models,
     write_response,
 )
@@ -20,7 +21,9 @@ from polar.types import Chat, Reply
 
 __all__ = ["GoogleGenerate"]
 
-_MODEL = r"/(?:v1beta|v1)/models/(?P<model>.+)"
+_MODELS = r"/(?:v1beta|v1)/models"
+_MODEL = _MODELS + r"/(?P<model>.+)"
+_HEADER = "x-goog-api-key"
 
 
 class GoogleGenerate:
@@ -37,6 +40,9 @@ class GoogleGenerate:
         Route("POST", _MODEL + r":(?P<method>generateContent|streamGenerateContent)", "chat"),
         Route("POST", _MODEL + r":(?P<method>countTokens)", "count"),
         Route("GET", r"/v1beta/models", "models"),
+        Route("GET", r"/v1beta/models/(?P<model>.+)", "model"),
+        Route("GET", _MODELS, "models", header=_HEADER),
+        Route("GET", _MODEL, "model", header=_HEADER),
     )
 
     def parse(self, body: bytes, params: Mapping[str, str] = NO_PARAMS) -> Chat:
@@ -66,6 +72,10 @@ class GoogleGenerate:
     def models(self, model: str, *, created: int) -> bytes:
         """Write the list of models."""
         return write_models(model)
+
+    def model(self, name: str, *, created: int) -> bytes:
+        """Write one model, under the name that was asked for."""
+        return write_model(name)
 
     def encoder(
         self, chat: Chat, *, response_id: str, created: int, prompt_tokens: int | None = None

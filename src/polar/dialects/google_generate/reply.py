@@ -40,7 +40,14 @@ from polar.types import (
     Usage,
 )
 
-__all__ = ["ChunkEncoder", "write_count", "write_error", "write_models", "write_response"]
+__all__ = [
+    "ChunkEncoder",
+    "write_count",
+    "write_error",
+    "write_model",
+    "write_models",
+    "write_response",
+]
 
 _METHODS = ("generateContent", "streamGenerateContent", "countTokens")
 _NOTHING = {"text": ""}
@@ -90,12 +97,12 @@ def write_count(prompt_tokens: int) -> bytes:
 
 def write_models(model: str) -> bytes:
     """Write the list of models."""
-    entry = {
-        "name": f"models/{model}",
-        "displayName": model,
-        "supportedGenerationMethods": _METHODS,
-    }
-    return orjson.dumps({"models": [entry]})
+    return orjson.dumps({"models": [_model(model)]})
+
+
+def write_model(model: str) -> bytes:
+    """Write one model."""
+    return orjson.dumps(_model(model))
 
 
 def write_error(error: PolarError) -> tuple[int, bytes]:
@@ -155,6 +162,14 @@ class ChunkEncoder:
     def _chunk(self, part: dict[str, Any]) -> bytes:
         candidate = {"content": {"role": "model", "parts": [part]}, "index": 0}
         return data_event(self._head | {"candidates": [candidate]})
+
+
+def _model(model: str) -> dict[str, Any]:
+    return {
+        "name": f"models/{model}",
+        "displayName": model,
+        "supportedGenerationMethods": _METHODS,
+    }
 
 
 def _head(chat: Chat, response_id: str) -> dict[str, Any]:

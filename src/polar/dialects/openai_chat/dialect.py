@@ -9,6 +9,7 @@ from polar.dialects.earlier import Earlier
 from polar.dialects.openai_chat.reply import (
     ChunkEncoder,
     write_error,
+    write_model,
     write_models,
     write_response,
 )
@@ -29,6 +30,7 @@ class OpenAIChat:
     routes = (
         Route("POST", r"/v1/chat/completions", "chat"),
         Route("GET", r"/v1/models", "models"),
+        Route("GET", r"/v1/models/(?P<model>.+)", "model"),
     )
 
     def parse(self, body: bytes, params: Mapping[str, str] = NO_PARAMS) -> Chat:
@@ -54,6 +56,10 @@ class OpenAIChat:
     def models(self, model: str, *, created: int) -> bytes:
         """Write the list of models."""
         return write_models(model, created=created)
+
+    def model(self, name: str, *, created: int) -> bytes:
+        """Write one model, under the name that was asked for."""
+        return write_model(name, created=created)
 
     def encoder(
         self, chat: Chat, *, response_id: str, created: int, prompt_tokens: int | None = None

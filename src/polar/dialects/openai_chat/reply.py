@@ -11,6 +11,7 @@ from polar.errors import (
     BadRequest,
     ContextOverflow,
     EngineError,
+    NoWebSocket,
     PolarError,
     RequestTooLarge,
     RequestTooSlow,
@@ -30,7 +31,7 @@ from polar.types import (
     Usage,
 )
 
-__all__ = ["ChunkEncoder", "write_error", "write_models", "write_response"]
+__all__ = ["ChunkEncoder", "write_error", "write_model", "write_models", "write_response"]
 
 _ERRORS: tuple[tuple[type[PolarError], tuple[int, str, str | None]], ...] = (
     (ContextOverflow, (400, "invalid_request_error", "context_length_exceeded")),
@@ -38,6 +39,7 @@ _ERRORS: tuple[tuple[type[PolarError], tuple[int, str, str | None]], ...] = (
     (RequestTooSlow, (408, "invalid_request_error", "request_timeout")),
     (BadRequest, (400, "invalid_request_error", None)),
     (Unauthorized, (401, "invalid_request_error", "invalid_api_key")),
+    (NoWebSocket, (426, "invalid_request_error", "websocket_not_supported")),
     (UnknownRoute, (404, "invalid_request_error", "unknown_url")),
     (EngineError, (503, "server_error", "engine_unavailable")),
     (PolarError, (500, "server_error", None)),
@@ -67,8 +69,12 @@ def write_response(chat: Chat, reply: Reply, *, response_id: str, created: int) 
 
 def write_models(model: str, *, created: int) -> bytes:
     """Write the list of models."""
-    entry = {"id": model, "object": "model", "created": created, "owned_by": "polar"}
-    return orjson.dumps({"object": "list", "data": [entry]})
+    return orjson.dumps({"object": "list", "data": [_model(model, created)]})
+
+
+def write_model(model: str, *, created: int) -> bytes:
+    """Write one model."""
+    return orjson.dumps(_model(model, created))
 
 
 def write_error(error: PolarError) -> tuple[int, bytes]:
@@ -119,6 +125,10 @@ class ChunkEncoder:
         if self._include_usage:
             chunk["usage"] = None
         return data_event(chunk)
+
+
+def _model(model: str, created: int) -> dict[str, Any]:
+    return {"id": model, "object": "model", "created": created, "owned_by": "polar"}
 
 
 def _delta(delta: Delta) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from polar.dialects.base import NO_PARAMS, Route, StreamEncoder
 from polar.dialects.earlier import Earlier
-from polar.dialects.openai_chat.reply import write_error, write_models
+from polar.dialects.openai_chat.reply import write_error, write_model, write_models
 from polar.dialects.openai_responses.items import Said
 from polar.dialects.openai_responses.reply import write_count, write_response
 from polar.dialects.openai_responses.request import parse_chat
@@ -66,6 +66,10 @@ class OpenAIResponses:
     def models(self, model: str, *, created: int) -> bytes:
         """Write the list of models."""
         return write_models(model, created=created)
+
+    def model(self, name: str, *, created: int) -> bytes:
+        """Write one model, under the name that was asked for."""
+        return write_model(name, created=created)
 
     def encoder(
         self, chat: Chat, *, response_id: str, created: int, prompt_tokens: int | None = None
