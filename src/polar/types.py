@@ -157,6 +157,9 @@ class Chat:
     """Whether a later request may continue from the response to this one."""
     instructed: bool = False
     """Whether the first message holds for this request alone, and is never continued."""
+    compacts: Literal["reply", "conversation"] | None = None
+    """What the reply, which is a summary of the conversation, is given as: by itself, or as the
+    end of a conversation that is to replace this one. Absent: it is no summary."""
 
 
 @dataclass(frozen=True, slots=True)

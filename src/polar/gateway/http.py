@@ -154,7 +154,7 @@ class GatewayApp:
         send: Send,
     ) -> None:
         _check_plain(request.headers)
-        chat = _parse(target, await self._read(receive), session)
+        chat = session.continued(_parse(target, await self._read(receive), session))
         if target.route.serves == "count":
             await self._send_count(target.dialect, session.prompt_tokens(chat), send)
             return

@@ -79,17 +79,36 @@ class OpenSession:
         """Count what was used so far."""
         return self._counter.usage()
 
+    def continued(self, chat: Chat) -> Chat:
+        """Put the conversation that a request continues between its instructions and the rest.
+
+        Raises:
+            BadRequest: The response to continue is not known.
+        """
+        if chat.continues is None:
+            return chat
+        earlier = self._conversations.find(chat.continues)
+        if earlier is None:
+            raise BadRequest(
+                f"the previous response '{chat.continues}' was not found",
+                where="previous_response_id",
+                fix="Name a finished response of this session that was stored, "
+                "or send the whole conversation.",
+            )
+        start = int(chat.instructed)
+        messages = (*chat.messages[:start], *earlier, *chat.messages[start:])
+        return replace(chat, messages=messages)
+
     def call(self, chat: Chat, headers: Mapping[str, str]) -> RunningCall:
         """Begin a call, or join the identical one that is still running.
 
         Raises:
-            BadRequest: The session has used up its calls, the response to continue is not
-                known, an interceptor refuses the request or chose a model that is not served, or
-                the model's template cannot express the conversation.
+            BadRequest: The session has used up its calls, an interceptor refuses the request or
+                chose a model that is not served, or the model's template cannot express the
+                conversation.
             ContextOverflow: The prompt leaves no room for a token.
             InterceptorFailed: An interceptor broke.
         """
-        chat = self._continued(chat)
         asked = self._agents.asked(chat, headers, self._joinable)
         running = self._joinable.get(asked)
         if running is not None:
@@ -104,11 +123,10 @@ class OpenSession:
         """Count the tokens that a request's prompt would have: about, where the engine makes it.
 
         Raises:
-            BadRequest: The response to continue is not known, or the model's template cannot
-                express the conversation.
+            BadRequest: The model's template cannot express the conversation.
             InterceptorFailed: An interceptor broke.
         """
-        seen = self._intercepted(self._continued(chat)).seen
+        seen = self._intercepted(chat).seen
         if self._environment.capture != "tokens":
             return len(self._environment.renderer.render(seen.messages, seen.tools))
         return len(self._splicer.prepare(seen).prompt_ids)
@@ -133,24 +151,8 @@ class OpenSession:
         if self._scoring:
             await asyncio.wait(self._scoring)
 
-    def _continued(self, chat: Chat) -> Chat:
-        """Put the conversation that a request continues between its instructions and the rest."""
-        if chat.continues is None:
-            return chat
-        earlier = self._conversations.find(chat.continues)
-        if earlier is None:
-            raise BadRequest(
-                f"the previous response '{chat.continues}' was not found",
-                where="previous_response_id",
-                fix="Name a finished response of this session that was stored, "
-                "or send the whole conversation.",
-            )
-        start = int(chat.instructed)
-        messages = (*chat.messages[:start], *earlier, *chat.messages[start:])
-        return replace(chat, messages=messages)
-
     def _begin(self, chat: Chat, headers: Mapping[str, str], asked: Asked) -> RunningCall:
-        kind = self._policy.kind_of(chat, headers)
+        kind = self._kind(chat, headers)
         self._check_limit(kind)
         environment = self._environment
         intercepted = self._intercepted(chat)
@@ -189,6 +191,10 @@ class OpenSession:
                 on_done=self._done,
             ),
         )
+
+    def _kind(self, chat: Chat, headers: Mapping[str, str]) -> CallKind:
+        kind = self._policy.kind_of(chat, headers)
+        return "compaction" if chat.compacts is not None and kind != "foreign" else kind
 
     def _check_limit(self, kind: CallKind) -> None:
         limit = self._policy.max_calls

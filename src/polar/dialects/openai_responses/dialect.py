@@ -36,6 +36,7 @@ class OpenAIResponses:
     name = "openai_responses"
     routes = (
         Route("POST", r"/v1/responses", "chat"),
+        Route("POST", r"/v1/responses/(?P<compacts>compact)", "chat"),
         Route("POST", r"/v1/responses/(?P<counts>input_tokens)", "count"),
     )
 
@@ -45,7 +46,7 @@ class OpenAIResponses:
         Raises:
             BadRequest: Not valid, or asks for something unsupported; names the field.
         """
-        return parse_chat(body, Earlier(), counts="counts" in params)
+        return parse_chat(body, params, Earlier())
 
     def parse_on(self, body: bytes, params: Mapping[str, str], earlier: Earlier[Said]) -> Chat:
         """Read a request without reading again what an earlier one had.
@@ -53,7 +54,7 @@ class OpenAIResponses:
         Raises:
             BadRequest: As `parse`.
         """
-        return parse_chat(body, earlier, counts="counts" in params)
+        return parse_chat(body, params, earlier)
 
     def response(self, chat: Chat, reply: Reply, *, response_id: str, created: int) -> bytes:
         """Write a whole response."""

@@ -7,9 +7,9 @@ from typing import Literal
 
 __all__ = ["ItemKind", "given_as_it_was", "item_id", "response_of"]
 
-ItemKind = Literal["rs", "msg", "fc", "ctc", "raw"]
-"""Reasoning, message, call of a function, of a freeform tool, and of a freeform tool whose
-arguments were not of its form."""
+ItemKind = Literal["rs", "msg", "fc", "ctc", "raw", "cmp"]
+"""Reasoning, message, call of a function, of a freeform tool, of a freeform tool whose arguments
+were not of its form, and a summary."""
 
 _OWN = re.compile(r"(?:rs|msg|fc|ctc|raw)_(?P<response>.+)_\d+")
 

@@ -9,6 +9,7 @@ from operator import attrgetter
 
 from polar.dialects.earlier import Earlier
 from polar.dialects.fields import Fields, refuse
+from polar.dialects.openai_responses.compaction import ASK, COMPACTED, TRIGGER, read_summary
 from polar.dialects.openai_responses.ids import given_as_it_was, response_of
 from polar.dialects.openai_responses.tools import model_name, with_input
 from polar.types import Message, Role, ToolCall
@@ -126,7 +127,11 @@ def _add(history: list[Message | _Turn], item: Fields) -> None:
     kind = item.text("type") or "message"
     if kind == DECLARES_TOOLS:
         return
-    if kind in ("function_call_output", "custom_tool_call_output"):
+    if kind in COMPACTED:
+        history.append(read_summary(item))
+    elif kind == TRIGGER:
+        history.append(ASK)
+    elif kind in ("function_call_output", "custom_tool_call_output"):
         output = _text(item, "output")
         history.append(Message("tool", output, tool_call_id=item.required_text("call_id")))
     elif kind == "message" and item.required_text("role") != "assistant":

@@ -6,6 +6,7 @@ from typing import Any
 
 import orjson
 
+from polar.dialects.openai_responses.compaction import compaction_item, what_is_left
 from polar.dialects.openai_responses.ids import ItemKind, item_id
 from polar.dialects.openai_responses.tools import input_of, own_name, write_tools
 from polar.types import Chat, FinishReason, Reply, ToolCall, ToolSpec, Usage
@@ -28,8 +29,21 @@ Item = dict[str, Any]
 
 def write_response(chat: Chat, reply: Reply, *, response_id: str, created: int) -> bytes:
     """Write a whole response."""
+    if chat.compacts == "conversation":
+        return orjson.dumps(_compacted(chat, reply, response_id=response_id, created=created))
     fields = response_fields(chat, response_id=response_id, created=created)
     return orjson.dumps(ended(fields, _output(chat, reply, response_id=response_id), reply))
+
+
+def _compacted(chat: Chat, reply: Reply, *, response_id: str, created: int) -> dict[str, Any]:
+    summary = compaction_item(reply, response_id=response_id)
+    return {
+        "id": response_id,
+        "object": "response.compaction",
+        "created_at": created,
+        "output": [*what_is_left(chat), summary],
+        "usage": _usage(reply.usage),
+    }
 
 
 def write_count(prompt_tokens: int) -> bytes:
@@ -139,6 +153,8 @@ def call_item(
 
 def _output(chat: Chat, reply: Reply, *, response_id: str) -> list[Item]:
     """Write all items of a reply: reasoning, text, calls; a reply without any is empty text."""
+    if chat.compacts is not None:
+        return [compaction_item(reply, response_id=response_id)]
     message = reply.message
     output: list[Item] = []
     if message.reasoning:

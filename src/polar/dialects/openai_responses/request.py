@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
 
 from polar.dialects.earlier import Earlier
 from polar.dialects.fields import Fields, parse_object, refuse
+from polar.dialects.openai_responses.compaction import ASK
 from polar.dialects.openai_responses.items import DECLARES_TOOLS, Said, read_items
 from polar.dialects.openai_responses.tools import offered_tools
 from polar.types import Chat, Message, Sampling, ToolSpec
@@ -61,36 +62,50 @@ _ONLY: dict[str, tuple[Any, ...]] = {
 _LOGPROBS = "message.output_text.logprobs"
 
 
-def parse_chat(body: bytes, earlier: Earlier[Said], *, counts: bool = False) -> Chat:
+def parse_chat(body: bytes, params: Mapping[str, str], earlier: Earlier[Said]) -> Chat:
     """Read a request, but for what an earlier one had.
 
     Args:
         body: The request's body.
+        params: What the path says: `counts` where only the prompt's length is asked for, which
+            needs no model's name, `compacts` where the conversation is to be summarised.
         earlier: What was read of the session's requests.
-        counts: Whether only its prompt's length is asked for, which needs no model's name.
 
     Raises:
         BadRequest: Not valid, or asks for something unsupported; names the field.
     """
     fields = parse_object(body)
     _refuse_unsupported(fields)
-    model = fields.text("model") if counts else fields.required_text("model")
+    model = fields.text("model") if "counts" in params else fields.required_text("model")
     instructions = fields.text("instructions")
     messages = _messages(fields, earlier)
     if not messages and fields.text("previous_response_id") is None:
         raise refuse("at least one message is required", where="input")
     system = () if instructions is None else (Message("system", instructions),)
+    compacts = _compacts(messages, params)
     return Chat(
         model=model or "",
-        messages=(*system, *messages),
+        messages=(*system, *messages, *((ASK,) if compacts == "conversation" else ())),
         tools=_tools(fields),
         sampling=_sampling(fields),
-        stream=fields.flag("stream"),
+        stream=fields.flag("stream") and compacts != "conversation",
         parallel_tool_calls=fields.flag("parallel_tool_calls", absent=True),
         continues=fields.text("previous_response_id"),
-        stored=fields.flag("store", absent=True),
+        stored=fields.flag("store", absent=True) and compacts is None,
         instructed=bool(system),
+        compacts=compacts,
     )
+
+
+def _compacts(
+    messages: tuple[Message, ...], params: Mapping[str, str]
+) -> Literal["reply", "conversation"] | None:
+    """Tell whether a summary is asked for: by the path, or by the last item."""
+    if ASK in messages[:-1]:
+        raise refuse("'compaction_trigger' must be the last item", where="input")
+    if "compacts" in params:
+        return "conversation"
+    return "reply" if messages[-1:] == (ASK,) else None
 
 
 def _refuse_unsupported(fields: Fields) -> None:

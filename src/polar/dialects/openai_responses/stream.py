@@ -10,6 +10,7 @@ from typing import Any, assert_never
 import orjson
 
 from polar.dialects.openai_chat.reply import write_error
+from polar.dialects.openai_responses.compaction import compaction_item
 from polar.dialects.openai_responses.ids import ItemKind, item_id
 from polar.dialects.openai_responses.reply import (
     call_item,
@@ -49,6 +50,7 @@ class EventEncoder:
     def __init__(self, chat: Chat, *, response_id: str, created: int) -> None:
         self._id = response_id
         self._begun = response_fields(chat, response_id=response_id, created=created)
+        self._compacts = chat.compacts is not None
         self._tools = {tool.name: tool for tool in chat.tools}
         self._numbers = itertools.count()
         self._output: list[dict[str, Any]] = []
@@ -63,7 +65,9 @@ class EventEncoder:
         return self._event("response.in_progress", response=self._begun)
 
     def delta(self, delta: Delta) -> bytes:
-        """Encode a piece of reasoning or text; calls wait for the end."""
+        """Encode a piece of reasoning or text; calls wait for the end, and so do summaries."""
+        if self._compacts:
+            return b""
         match delta:
             case ReasoningDelta(text=text):
                 return b"".join(self._say(_REASONING, text))
@@ -89,14 +93,23 @@ class EventEncoder:
         return self._event("response.failed", response=failed)
 
     def _end(self, reply: Reply) -> Iterator[bytes]:
-        calls = reply.message.tool_calls
         status = status_of(reply.finish_reason)
+        yield from self._summary(reply) if self._compacts else self._rest(reply, status)
+        yield self._event(f"response.{status}", response=ended(self._begun, self._output, reply))
+
+    def _summary(self, reply: Reply) -> Iterator[bytes]:
+        item = compaction_item(reply, response_id=self._id)
+        yield self._event("response.output_item.added", output_index=0, item=item)
+        yield self._done(item)
+
+    def _rest(self, reply: Reply, status: str) -> Iterator[bytes]:
+        """Write what no delta told, and the calls."""
+        calls = reply.message.tool_calls
         if self._open is None and not (self._output or calls):
             yield from self._begin(_MESSAGE)
         yield from self._finish("completed" if calls else status)
         for number, call in enumerate(calls, start=1):
             yield from self._call(call, status if number == len(calls) else "completed")
-        yield self._event(f"response.{status}", response=ended(self._begun, self._output, reply))
 
     def _say(self, form: _Form, text: str) -> Iterator[bytes]:
         if self._open is None or self._open.form is not form:
