@@ -69,6 +69,28 @@ def test_an_empty_assistant_turn_is_empty(message):
     assert parse_one(message) == Message("assistant", "")
 
 
+@pytest.mark.parametrize("content", [None, "", []])
+def test_a_refusal_is_what_was_said_where_there_is_no_content(content):
+    message = {"role": "assistant", "content": content, "refusal": "no"}
+    assert parse_one(message) == Message("assistant", "no")
+
+
+def test_marks_that_other_providers_leave_in_the_history_change_nothing():
+    marks = {"cache_control": {"type": "ephemeral"}, "provider_specific_fields": {"a": 1}}
+    call = {"id": "c1", "index": 0, "type": "function", "extra_content": {"google": {}}}
+    function = {"name": "f", "arguments": "{}"}
+    message = {
+        "role": "assistant",
+        "content": [{"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}],
+        "reasoning_content": "why",
+        "reasoning_details": [{"type": "reasoning.text", "text": "why"}],
+        "tool_calls": [{**call, "function": function}],
+        **marks,
+    }
+    expected = Message("assistant", "x", "why", (ToolCall("c1", "f", "{}"),))
+    assert parse_one(message) == expected
+
+
 @pytest.mark.parametrize("field", ["reasoning", "reasoning_content"])
 def test_reasoning_in_the_history_is_kept(field):
     message = {"role": "assistant", "content": "x", field: "because"}
@@ -138,6 +160,7 @@ def test_what_changes_nothing_is_taken_silently():
         ("stop", 3),
         ("stream", "yes"),
         ("stream_options", []),
+        ("some_future_field", 1),
         ("messages", []),
         ("messages", {}),
         ("model", None),
@@ -162,6 +185,15 @@ def test_what_is_wrong_or_would_change_the_sampling_is_refused_by_name(field, va
             "messages[0].content[0].type",
         ),
         ({"role": "assistant", "function_call": {"name": "f"}}, "messages[0].function_call"),
+        ({"role": "user", "content": "x", "images": ["u"]}, "messages[0].images"),
+        (
+            {"role": "user", "content": [{"type": "text", "text": "x", "image": "u"}]},
+            "messages[0].content[0].image",
+        ),
+        (
+            {"role": "assistant", "tool_calls": [{"id": "c", "custom": {"name": "f"}}]},
+            "messages[0].tool_calls[0].custom",
+        ),
         ({"role": "assistant", "tool_calls": [{"id": "c"}]}, "messages[0].tool_calls[0].function"),
         (
             {"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]},
@@ -185,6 +217,11 @@ def test_a_wrong_message_is_refused_where_it_is_wrong(message, where):
     [
         ({"type": "web_search"}, "tools[0].type"),
         ({"type": "function"}, "tools[0].function"),
+        ({"type": "function", "function": {"name": "f"}, "grammar": "x"}, "tools[0].grammar"),
+        (
+            {"type": "function", "function": {"name": "f", "returns": {}}},
+            "tools[0].function.returns",
+        ),
         ({"type": "function", "function": {}}, "tools[0].function.name"),
         (
             {"type": "function", "function": {"name": "f", "parameters": []}},
@@ -196,3 +233,15 @@ def test_a_wrong_tool_is_refused_where_it_is_wrong(tool, where):
     with pytest.raises(BadRequest) as caught:
         parse(tools=[tool])
     assert caught.value.where == where
+
+
+def test_an_option_of_streams_that_is_not_known_is_refused_by_name():
+    with pytest.raises(BadRequest) as caught:
+        parse(stream=True, stream_options={"include_usage": True, "include_logits": True})
+    assert caught.value.where == "stream_options.include_logits"
+
+
+def test_one_call_at_a_time_is_heard():
+    """litellm#18201: the wish for no parallel tool calls was lost on the way."""
+    assert not parse(parallel_tool_calls=False).parallel_tool_calls
+    assert parse().parallel_tool_calls

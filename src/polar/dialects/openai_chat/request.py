@@ -57,6 +57,32 @@ _ONLY: dict[str, tuple[Any, ...]] = {
 }
 """Fields that are taken only with a value that changes nothing."""
 
+_MESSAGE = frozenset(
+    {
+        "audio",
+        "content",
+        "function_call",
+        "name",
+        "reasoning",
+        "reasoning_content",
+        "refusal",
+        "role",
+        "tool_call_id",
+        "tool_calls",
+    }
+)
+_MESSAGE_WITHOUT_EFFECT = frozenset(
+    {
+        "annotations",
+        "cache_control",
+        "extra_content",
+        "provider_specific_fields",
+        "reasoning_details",
+        "thinking_blocks",
+    }
+)
+"""Marks of other providers, and reasoning that is there as text as well."""
+
 _ROLES: dict[str, Role] = {
     "system": "system",
     "developer": "system",
@@ -78,6 +104,8 @@ def parse_chat(body: bytes, earlier: Earlier[Message]) -> Chat:
     if not messages:
         raise refuse("at least one message is required", where="messages")
     options = fields.object("stream_options")
+    if options is not None:
+        options.refuse_others({"include_usage"}, without_effect={"include_obfuscation"})
     return Chat(
         model=fields.required_text("model"),
         messages=messages,
@@ -108,9 +136,11 @@ def _offered_tools(fields: Fields) -> tuple[ToolSpec, ...]:
 def _tool(fields: Fields) -> ToolSpec:
     if fields.raw("type") != "function":
         raise refuse("only tools of type 'function' are supported", where=fields.path("type"))
+    fields.refuse_others({"type", "function"}, without_effect={"cache_control"})
     function = fields.object("function")
     if function is None:
         raise refuse("a required object is missing", where=fields.path("function"))
+    function.refuse_others({"name", "description", "parameters"}, without_effect={"strict"})
     parameters = function.raw("parameters")
     return ToolSpec(
         name=function.required_text("name"),
@@ -152,6 +182,7 @@ def _message(fields: Fields) -> Message:
     role = _ROLES.get(name)
     if role is None:
         raise refuse(f"the role '{name}' is not supported", where=fields.path("role"))
+    fields.refuse_others(_MESSAGE, without_effect=_MESSAGE_WITHOUT_EFFECT)
     if role != "assistant":
         answers = fields.required_text("tool_call_id") if role == "tool" else None
         content = _content(fields)
@@ -169,9 +200,9 @@ def _message(fields: Fields) -> Message:
 
 
 def _content(fields: Fields) -> str:
-    """Read text or an array of text parts, joined without anything between."""
+    """Read text or an array of text parts, joined without anything between, or a refusal."""
     content = fields.raw("content")
-    if content is None:
+    if content in (None, "", []):
         return fields.text("refusal") or ""
     if isinstance(content, str):
         return content
@@ -184,12 +215,17 @@ def _part(fields: Fields) -> str:
         raise refuse(
             f"content of type '{kind}' is not supported: only text", where=fields.path("type")
         )
+    fields.refuse_others({"type", kind}, without_effect={"annotations", "cache_control"})
     return fields.required_text(kind)
 
 
 def _tool_call(fields: Fields) -> ToolCall:
     if fields.raw("type") not in ("function", None):
         raise refuse("only tool calls of type 'function' exist", where=fields.path("type"))
+    fields.refuse_others(
+        {"id", "type", "function"},
+        without_effect={"extra_content", "index", "provider_specific_fields"},
+    )
     function = fields.object("function")
     if function is None:
         raise refuse("a required object is missing", where=fields.path("function"))
