@@ -148,6 +148,19 @@ async def test_pinned_sampling_overrules_the_harness(tmp_path):
         assert call.sampling.temperature == 1.0
 
 
+async def test_a_nucleus_of_nothing_is_the_likeliest_token_in_a_form_that_engines_take(tmp_path):
+    """vLLM refuses a top_p of 0, which OpenAI's format allows: harnesses tried again for ever."""
+    async with serving(tmp_path, "a", "b") as setup:
+        session, pinned = await setup.open(), await setup.open(SessionPolicy(top_p=0.9))
+        for each in (session, pinned):
+            async with setup.client(each) as client:
+                await client.chat.completions.create(**ask("hi", top_p=0))
+        used = [(r.sampling.top_p, r.sampling.top_k) for r in setup.engine.requests]
+        (call,) = await setup.journal.calls(session.id)
+    assert used == [(1.0, 1), (0.9, None)]
+    assert (call.sampling.top_p, call.sampling.top_k) == (1.0, 1)
+
+
 TURN = {"role": "user", "content": "hi"}
 TOP_K = {
     "/v1/chat/completions": {"model": "m", "messages": [TURN], "top_k": 5},

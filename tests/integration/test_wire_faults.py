@@ -37,6 +37,21 @@ CUT = {
     "anthropic_messages": '"stop_reason":"max_tokens"',
     "google_generate": '"finishReason":"MAX_TOKENS"',
 }
+OVERFLOW = {
+    "openai_chat": '"code":"context_length_exceeded"',
+    "openai_responses": '"code":"context_length_exceeded"',
+    "anthropic_messages": "prompt is too long: ",
+    "google_generate": "The input token count (",
+}
+"""Format -> what its clients know a full context window by."""
+STOPS = {
+    "openai_chat": ({"stop": ["END"]}, '"finish_reason":"stop"'),
+    "anthropic_messages": (
+        {"stop_sequences": ["END"]},
+        '"stop_reason":"stop_sequence","stop_sequence":"END"',
+    ),
+    "google_generate": ({"generationConfig": {"stopSequences": ["END"]}}, '"finishReason":"STOP"'),
+}
 CALLS = ('"tool_calls":[', '"function_call"', '"tool_use"', '"functionCall"')
 """What an answer with a call contains."""
 
@@ -137,3 +152,32 @@ async def test_of_a_call_whose_sampling_is_given_up_nothing_is_told(tmp_path, na
     assert call.finish_reason == "abandoned"
     assert form.terminal not in text
     assert not [told for told in CALLS if told in text.replace(" ", "")]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("name", FORMATS)
+async def test_a_full_context_window_is_an_error_before_any_stream_begins(tmp_path, name, stream):
+    form = FORMATS[name]
+    async with serving(tmp_path, max_context=300) as setup, setup.http() as http:
+        session = await setup.open()
+        body = form.body("x" * 400, stream)
+        answer = await post(http, session, form, body, stream=stream)
+        assert setup.engine.requests == []
+    assert answer.status_code == 400
+    assert answer.headers["content-type"] == "application/json"
+    assert OVERFLOW[name] in answer.text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("name", STOPS)
+async def test_a_stop_string_ends_the_reply_in_every_format_that_has_them(tmp_path, name, stream):
+    form, (asked, finish) = FORMATS[name], STOPS[name]
+    async with serving(tmp_path, "oneENDtwo") as setup, setup.http() as http:
+        session = await setup.open()
+        body = form.body("hi", stream) | asked
+        answer = await post(http, session, form, body, stream=stream)
+        (call,) = await setup.journal.calls(session.id)
+    assert bytes(call.sampled_ids.tolist()) == b"oneEND"
+    assert (call.reply.content, call.finish_reason) == ("one", "stop")
+    assert finish in answer.text
+    assert '"two"' not in answer.text

@@ -249,6 +249,9 @@ class OpenSession:
                 prompt_tokens=prompt_tokens, max_context=self._environment.max_context
             )
         applied = self._policy.applied(wanted, room=room)
+        if applied.top_p == 0:
+            # The likeliest token alone: engines refuse a nucleus of nothing.
+            applied = replace(applied, top_p=1.0, top_k=1)
         return replace(applied, stop_token_ids=self._environment.renderer.stop_token_ids)
 
     def _recorded(self, chat: Chat, asked: Asked, call: Call, assembled: Assembled) -> None:
