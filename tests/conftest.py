@@ -1,6 +1,7 @@
-"""What every test gets: a guard against calls that would block the event loop, and time."""
+"""What every test gets: guards against blocking and stray signals, and time."""
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -44,3 +45,13 @@ def no_blocking_calls() -> Iterator[BlockBuster]:
             for file, functions in SYNCHRONOUS.items():
                 watched.can_block_in(file, functions)
         yield guard
+
+
+@pytest.fixture(autouse=True)
+def signals_as_they_were() -> Iterator[None]:
+    """Put back the handlers that a command run in this process takes for itself."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)

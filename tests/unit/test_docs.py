@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from polar.cli.app import COMMANDS
+from polar.cli.commands import COMMANDS
 from polar.config import RunConfig, SftConfig, parse_config
 from polar.evaluators import check_tasks
 from polar.tasks import read_tasks

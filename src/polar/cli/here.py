@@ -70,7 +70,7 @@ class Worked:
     session_id: SessionId
     outcome: Outcome
     exit_code: int
-    """The harness's; 130 where it was interrupted."""
+    """The harness's; where a signal asked for the end, 128 and its number."""
     usage: SessionUsage
     report: BuildReport
     max_context: int
@@ -158,7 +158,8 @@ async def _session(
         raise gateway.failure
     outcome = _outcome(ended, usage)
     kept = await to_its_end(_keep(config, journal, folder, (session, number, work), outcome))
-    code = 130 if ended.interrupted else ended.exit_code
+    signaled = ended.interrupted_by
+    code = ended.exit_code if signaled is None else 128 + signaled
     limit = policy.unasked_max_tokens
     return Worked(session.id, outcome, code, usage, kept, max_context, limit)
 
@@ -222,7 +223,7 @@ async def _run(
 
 
 def _outcome(ended: ForegroundResult, usage: SessionUsage) -> Outcome:
-    if ended.interrupted:
+    if ended.interrupted_by is not None:
         return Cancelled("interrupted")
     if usage.calls == 0:
         return Failed("running", f"no model call was made (exit {ended.exit_code})")

@@ -27,8 +27,8 @@ class ForegroundResult:
 
     exit_code: int
     """As the shell gives it: 128 + signal for a killed process."""
-    interrupted: bool
-    """Whether somebody asked for the end before it came."""
+    interrupted_by: signal.Signals | None
+    """What asked for the end before it came; absent: it ended by itself."""
 
 
 def own_environment(variables: Mapping[str, str], hides: tuple[str, ...]) -> dict[str, str]:
@@ -81,7 +81,7 @@ class _Stops:
         *,
         patient: bool,
     ) -> None:
-        self.asked = False
+        self.asked: signal.Signals | None = None
         self._process = process
         self._loop = loop
         self._patient = patient
@@ -97,7 +97,7 @@ class _Stops:
         }
         before = {number: signal.getsignal(number) for number in handlers}
         for number, handler in handlers.items():
-            self._loop.add_signal_handler(number, handler)
+            self._loop.add_signal_handler(number, handler, number)
         try:
             yield
         finally:
@@ -107,14 +107,15 @@ class _Stops:
             for timer in self._timers:
                 timer.cancel()
 
-    def _interrupt(self) -> None:
+    def _interrupt(self, number: signal.Signals) -> None:
         if self._patient:
             return
-        again, self.asked = self.asked, True
-        self._timers.append(self._loop.call_later(0 if again else _GRACE_S, self._end))
+        delay_s = _GRACE_S if self.asked is None else 0
+        self.asked = number
+        self._timers.append(self._loop.call_later(delay_s, self._end, number))
 
-    def _end(self) -> None:
-        self.asked = True
+    def _end(self, number: signal.Signals) -> None:
+        self.asked = number
         self._send(signal.SIGTERM)
         self._timers.append(self._loop.call_later(_GRACE_S, self._send, signal.SIGKILL))
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from polar import __version__
-from polar.cli import app
+from polar.cli import app, commands
 from polar.errors import ContextOverflow, PolarError, SetupError
 
 
@@ -37,20 +37,12 @@ def terminated() -> None:
     signal.raise_signal(signal.SIGTERM)
 
 
-@pytest.fixture(autouse=True)
-def _restore_signals():
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
 def test_a_job_that_a_shell_put_in_the_background_can_be_ended_all_the_same(polar):
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     code, _, _ = polar(command=terminated)
 
-    assert code == 130
+    assert code == 143
 
 
 @pytest.fixture
@@ -60,7 +52,7 @@ def polar(capsys, monkeypatch):
     def run(*arguments: str, command=None) -> tuple[int, str, str]:
         if command is not None:
             target = f"{__name__}:{command.__name__}"
-            monkeypatch.setitem(app.COMMANDS, "trial", app.Command(target, "A trial."))
+            monkeypatch.setitem(commands.COMMANDS, "trial", commands.Command(target, "A trial."))
             arguments = ("trial", *arguments)
         with pytest.raises(SystemExit) as ended:
             app.main(arguments)
@@ -133,7 +125,7 @@ def test_a_paragraph_of_the_help_flows_and_its_examples_stay_lines():
 
         polar b
     """
-    flowing = app.flowing(text).split("\n\n")
+    flowing = commands.flowing(text).split("\n\n")
     assert flowing == ["Do it.", "One line and another.", "Examples:\n    polar a", "    polar b"]
 
 
@@ -145,10 +137,10 @@ def test_the_help_lists_every_command(polar):
     code, told, _ = polar("--help")
 
     assert code == 0
-    assert all(name in told for name in app.COMMANDS)
+    assert all(name in told for name in commands.COMMANDS)
 
 
-@pytest.mark.parametrize("name", list(app.COMMANDS))
+@pytest.mark.parametrize("name", list(commands.COMMANDS))
 def test_the_help_of_every_command_has_examples(polar, name):
     code, told, _ = polar(name, "--help")
 
@@ -187,12 +179,51 @@ def test_a_missing_package_is_told_with_what_to_install(polar):
     assert "polar-rl[train]" in error
 
 
-@pytest.mark.parametrize("command", [interrupted, terminated])
-def test_an_interrupt_and_a_termination_end_alike(polar, command):
+@pytest.mark.parametrize(("command", "expected"), [(interrupted, 130), (terminated, 143)])
+def test_an_interrupt_and_a_termination_end_quietly_with_their_own_codes(polar, command, expected):
     code, _, error = polar(command=command)
 
-    assert code == 130
-    assert "Traceback" not in error
+    assert code == expected
+    assert error == ""
+
+
+STARTED = "import signal, sys; signal.signal(signal.SIGHUP, signal.SIG_DFL); "
+"""Whoever starts the tests may have SIGHUP ignored, as nohup does, and children inherit that."""
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+@pytest.mark.parametrize("module", ["typer", "pydantic"])
+def test_a_signal_during_an_import_ends_the_command_quietly(tmp_path, module, number, expected):
+    (tmp_path / f"{module}.py").write_text(
+        f"import os, time\ntry: os.kill(os.getpid(), {number:d}); time.sleep(30)\n"
+        "except BaseException: pass\n"  # as some libraries do around what they can do without
+    )
+    program = f"sys.path.insert(0, {str(tmp_path)!r}); from polar.cli.app import main; main()"
+
+    ended = subprocess.run(
+        [sys.executable, "-c", STARTED + program, "show", "--help"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert (ended.returncode, ended.stdout, ended.stderr) == (expected, "", "")
+
+
+def test_a_signal_after_the_work_is_done_is_quiet_as_well():
+    program = (
+        "import atexit, os, time; atexit.register(time.sleep, 30); "
+        "atexit.register(os.kill, os.getpid(), signal.SIGINT); "
+        "from polar.cli.app import main; main(['--version'])"
+    )
+
+    ended = subprocess.run(
+        [sys.executable, "-c", STARTED + program], capture_output=True, text=True, check=False
+    )
+
+    assert (ended.returncode, ended.stderr) == (130, "")
 
 
 def test_an_unknown_command_is_a_wrong_flag(polar):
@@ -203,10 +234,23 @@ def test_an_unknown_command_is_a_wrong_flag(polar):
 
 
 def test_a_flag_after_a_double_dash_is_the_harness_own():
-    assert app.take_debug(["rollout", "--", "x", "--debug"]) == (
+    assert commands.take_debug(["rollout", "--", "x", "--debug"]) == (
         ["rollout", "--", "x", "--debug"],
         False,
     )
+
+
+@pytest.mark.parametrize("flag", ["--help", "--version"])
+def test_what_polar_is_and_can_is_told_without_reading_any_setting(flag):
+    program = (
+        "import sys\nfrom polar.cli.app import main\n"
+        f"try: main([{flag!r}])\n"
+        "except SystemExit: pass\n"
+        "slow = {'polar.config', 'pydantic', 'numpy', 'asyncio'} & set(sys.modules)\n"
+        "assert not slow, slow\n"
+    )
+
+    subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.DEVNULL)
 
 
 @pytest.mark.parametrize("command", ["", "--help", "train", "rollout", "sft", "show", "doctor"])
