@@ -30,9 +30,9 @@ Without one they are `embedded`, `mini_swe_agent` and `auto`: bubblewrap where i
 local processes with a warning.
 
 `polar train CONFIG --set train.lr=2e-5` changes one setting; the value is read as YAML. Reading is
-strict: an unknown key, a missing one or a wrong type is an error that names the file, the key and
-what to write, all of them at once. The run folder keeps the resolved document, every default spelt
-out, as `config.yaml`.
+strict: an unknown key, a missing one or a wrong type is an error that names the file, `--set` or
+flag that it is from, the key and what to write, all of them at once. The run folder keeps the
+resolved document, every default spelt out, as `config.yaml`.
 
 These environment variables are read, no others: `POLAR_CACHE` (folder of converted models and
 installed harnesses, `~/.cache/polar`), `POLAR_DATA` (folder of the sessions that `polar run` keeps;

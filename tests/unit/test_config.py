@@ -150,6 +150,63 @@ def test_an_override_that_sets_nothing_is_refused(override):
     assert "seed: 1" not in refusal("seed=1", override)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "where"),
+    [
+        (["train.lr=fast"], "--set train.lr=fast"),
+        (["seed=1", "train={lr: fast}"], "--set train={lr: fast}"),
+        (["train.lr=1", "train.lr=fast"], "--set train.lr=fast"),
+        (["train.nothing=1"], "--set train.nothing=1"),
+        (["train.betas=[0.9, b]", "train.clip_low=0.1"], "--set train.betas=[0.9, b]"),
+        (["train.lr=.inf"], "--set train.lr=.inf"),
+        (["harness.name=nothing"], "--set harness.name=nothing"),
+        (["train.temperature=0.5", "seed=1"], "{file} with --set train.temperature=0.5"),
+        (
+            ["train.temperature=0.5", "rollout.temperature=0.7"],
+            "--set train.temperature=0.5 --set rollout.temperature=0.7",
+        ),
+        (["train.discount=0.9", "seed=1"], "{file} with --set train.discount=0.9"),
+        (["rollout.discount=high"], "--set rollout.discount=high"),
+        (["seed.x=1"], "--set seed.x=1"),
+    ],
+    ids=str,
+)
+def test_a_wrong_setting_is_at_the_override_that_it_is_from(tmp_path, overrides, where):
+    path = written(tmp_path, "run.yaml", "seed: 3\nloop: {steps: 2}\n")
+
+    with pytest.raises(ConfigError) as refused:
+        load_config(path, overrides, RunConfig)
+
+    assert refused.value.where == where.replace("{file}", str(path))
+
+
+@pytest.mark.parametrize("overrides", [["train.lr=1e-5"], ["train.lr=fast", "train.lr=1e-5"]])
+def test_a_wrong_setting_of_the_file_is_at_the_file_whatever_else_is_set(tmp_path, overrides):
+    path = written(tmp_path, "run.yaml", "train: {betas: high}\n")
+
+    with pytest.raises(ConfigError) as refused:
+        load_config(path, overrides, RunConfig)
+
+    assert refused.value.where == str(path)
+
+
+def test_wrong_settings_of_several_places_are_each_told_with_its_own(tmp_path):
+    path = written(tmp_path, "run.yaml", "train: {betas: high}\n")
+
+    told = refusal("train.lr=fast", path=path)
+
+    assert f"2 settings are wrong (at --set train.lr=fast, {path})" in told
+    assert "valid number. (at --set train.lr=fast)" in told
+    assert told.endswith(f"(at {path})")
+
+
+def test_a_long_override_is_cut_where_it_is_told():
+    told = refusal(f"train.lr={'x' * 500}")
+
+    assert "--set train.lr=xxx" in told
+    assert len(told) < 250
+
+
 def test_another_distribution_than_the_sampled_one_cannot_be_trained_on():
     assert "`rollout.temperature` is 1.0" in refusal("train.temperature=0.7")
     assert "`rollout.top_k` is 20" in refusal("rollout.top_k=20")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +13,7 @@ from polar.cli.console import console
 from polar.cli.install import install_harness
 from polar.cli.ranks import alone
 from polar.cli.train import new_run_dir, run_training
-from polar.config import RunConfig, environment, parse_config
+from polar.config import Overrides, RunConfig, environment, parse_config, parse_override
 from polar.tasks import Family
 
 __all__ = ["demo", "demo_config"]
@@ -117,7 +118,7 @@ def demo_config(  # noqa: PLR0913 - one parameter a flag
     model: str,
     engine: str,
     engine_url: str | None,
-    overrides: list[str],
+    overrides: Overrides,
 ) -> RunConfig:
     """Compose the demo's config; every value of it can be overridden.
 
@@ -143,14 +144,17 @@ def demo_config(  # noqa: PLR0913 - one parameter a flag
             "warm_start": {"sessions": 40, "epochs": 1, "batch_sessions": 8, "lr": 5e-5},
         },
     }
+    own = [
+        *_OVERRIDES.get(harness, []),
+        *_TASK_OVERRIDES[tasks],
+        *(_TRAIL_TURNS.get(harness, []) if tasks == "trail" else []),
+    ]
     return parse_config(
         data,
         RunConfig,
         where="the demo's flags",
         overrides=[
-            *_OVERRIDES.get(harness, []),
-            *_TASK_OVERRIDES[tasks],
-            *(_TRAIL_TURNS.get(harness, []) if tasks == "trail" else []),
+            *(replace(parse_override(each), given="the demo's own settings") for each in own),
             *overrides,
         ],
     )

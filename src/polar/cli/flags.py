@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from polar.config import Override
+
 __all__ = ["EngineFlag", "EngineUrlFlag", "HarnessFlag", "ModelFlag", "overrides_of"]
 
 HarnessFlag = Annotated[
@@ -26,13 +28,17 @@ EngineFlag = Annotated[str, typer.Option(help="What serves at --engine-url.")]
 
 def overrides_of(
     *, harness: str | None, model: str | None, engine: str, engine_url: list[str] | None
-) -> list[str]:
-    """Write flags as settings, `key=value`; a flag that is not given sets nothing."""
+) -> list[Override]:
+    """Write flags as settings; a flag that is not given sets nothing."""
     given = [
-        f"{key}={value}"
-        for key, value in (("harness.name", harness), ("model", model))
+        Override(key, value, f"--{flag} {value}")
+        for key, flag, value in (("harness.name", "harness", harness), ("model", "model", model))
         if value is not None
     ]
     if engine_url:
-        given += [f"engine.name={engine}", f"engine.settings.urls=[{', '.join(engine_url)}]"]
+        urls = " ".join(f"--engine-url {url}" for url in engine_url)
+        given += [
+            Override("engine.name", engine, f"--engine {engine}"),
+            Override("engine.settings.urls", engine_url, urls),
+        ]
     return given

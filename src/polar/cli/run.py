@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,7 +18,14 @@ from polar.cli.here import Work, Worked, cut_replies, refused_for_length, work_h
 from polar.cli.loop import run_async
 from polar.cli.run_folder import RunFolder
 from polar.cli.work import claimed
-from polar.config import RunConfig, environment, parse_config, work_settings, write_config
+from polar.config import (
+    Overrides,
+    RunConfig,
+    environment,
+    parse_config,
+    work_settings,
+    write_config,
+)
 from polar.config.documents import read_document
 from polar.engines.base import Engine
 from polar.errors import ConfigError
@@ -81,7 +87,7 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter a flag
     _report(folder, settings.harness.name, worked)
 
 
-def run_config(path: Path | None, harness: str | None, overrides: Sequence[str]) -> RunConfig:
+def run_config(path: Path | None, harness: str | None, overrides: Overrides) -> RunConfig:
     """Read the config of a run at work: what nobody sets is as people need it.
 
     Args:

@@ -17,7 +17,7 @@ from polar.cli.ranks import alone
 from polar.cli.recordings import of_files, of_run
 from polar.cli.run_folder import RunFolder
 from polar.cli.work import claimed, write_checkpoint
-from polar.config import SftConfig, environment, parse_config, write_config
+from polar.config import Override, SftConfig, environment, parse_config, write_config
 from polar.config.documents import SUFFIXES, read_document
 from polar.errors import ConfigError
 
@@ -66,7 +66,11 @@ def sft(  # noqa: PLR0913, PLR0917 - one parameter a flag
     source, config = _sources([run, *(given or [])], data or [])
     set_by = {"model": model, "sft.min_reward": min_reward, "sft.best_of": best_of}
     set_by |= {"sft.epochs": epochs}
-    flags = [f"{key}={value}" for key, value in set_by.items() if value is not None]
+    flags = [
+        Override(key, value, f"--{key.removeprefix('sft.').replace('_', '-')} {value}")
+        for key, value in set_by.items()
+        if value is not None
+    ]
     document = {"model": source.model()} if isinstance(source, RunFolder) else {}
     document |= {} if config is None else dict(read_document(config))
     settings = parse_config(

@@ -3,6 +3,7 @@
 from polar.config.environment import Environment, environment
 from polar.config.families import work_settings
 from polar.config.loading import load_config, parse_config, write_config
+from polar.config.overrides import Override, Overrides, parse_override
 from polar.config.run import (
     EngineSection,
     HarnessSection,
@@ -16,6 +17,8 @@ __all__ = [
     "EngineSection",
     "Environment",
     "HarnessSection",
+    "Override",
+    "Overrides",
     "RunConfig",
     "RuntimeSection",
     "SftConfig",
@@ -23,6 +26,7 @@ __all__ = [
     "environment",
     "load_config",
     "parse_config",
+    "parse_override",
     "work_settings",
     "write_config",
 ]

@@ -16,6 +16,7 @@ from polar.engines.settings import (
     SglangSettings,
     VllmSettings,
 )
+from polar.errors import ConfigError
 from polar.harnesses.settings import (
     AiderSettings,
     ClaudeAgentSdkSettings,
@@ -105,11 +106,14 @@ def settings_model(section: str, name: str) -> type[BaseModel]:
     """Find what can be set for an implementation; for a plug-in, the type of its `settings`.
 
     Raises:
-        ConfigError: The family has none of that name.
+        ConfigError: The family has none of that name; the key that names it is where.
     """
     if (own := _OWN[section].get(name)) is not None:
         return own
-    implementation = _FAMILIES[section].load(name)
+    try:
+        implementation = _FAMILIES[section].load(name)
+    except ConfigError as error:
+        raise ConfigError(error.what, where=f"{section}.name", fix=error.fix) from error
     declared = get_type_hints(implementation.__init__).get("settings", NoSettings)
     return _without_none(declared)
 

@@ -4,34 +4,36 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from polar.config.documents import parse_value, read_document
+from polar.config.documents import read_document
 from polar.config.environment import environment
+from polar.config.overrides import Overrides, apply_override, origin, parse_override
 from polar.config.run import RunConfig, installed_in, specialised
 from polar.errors import ConfigError
-from polar.tasks.problems import problems_in
+from polar.tasks.problems import Problem, problems_in
 
 __all__ = ["load_config", "parse_config", "write_config"]
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
-def load_config(path: Path | None, overrides: Sequence[str], model: type[ModelT]) -> ModelT:
+def load_config(path: Path | None, overrides: Overrides, model: type[ModelT]) -> ModelT:
     """Read a config.
 
     Args:
         path: A YAML, TOML or JSON file; absent: defaults and overrides alone.
-        overrides: Settings that win over the file's, `train.lr=1e-5`; the value is read as YAML.
+        overrides: Settings that win over the file's, `train.lr=1e-5`; a text is read as YAML.
         model: What the config must be.
 
     Raises:
-        ConfigError: Names the file and every key that is unknown, missing or wrong.
+        ConfigError: Names every key that is unknown, missing or wrong, and the file or override.
     """
     data = read_document(path) if path is not None else {}
     where = str(path) if path is not None else "the flags"
@@ -39,7 +41,7 @@ def load_config(path: Path | None, overrides: Sequence[str], model: type[ModelT]
 
 
 def parse_config(
-    data: Mapping[str, Any], model: type[ModelT], *, where: str, overrides: Sequence[str] = ()
+    data: Mapping[str, Any], model: type[ModelT], *, where: str, overrides: Overrides = ()
 ) -> ModelT:
     """Validate plain data, as `load_config` does.
 
@@ -53,17 +55,20 @@ def parse_config(
         ConfigError: Names every key that is unknown, missing or wrong.
     """
     plain = json.loads(json.dumps(data, default=str))
-    for override in overrides:
-        _set(plain, override)
+    given = [parse_override(each) if isinstance(each, str) else each for each in overrides]
+    for override in given:
+        apply_override(override, plain)
+    moved = {".".join(old): ".".join(new) for old, new in _MOVED.items()}
+    origin_of = partial(origin, overrides=given, document=where, moved=moved)
     if unfit := [*_unfit(plain, "")]:
-        raise _refusal(unfit, where)
+        raise _refusal(unfit, origin_of)
     _move(plain)
-    exact = cast(type[ModelT], _run_config(plain, where)) if model is RunConfig else model
+    exact = cast(type[ModelT], _run_config(plain, origin_of)) if model is RunConfig else model
     try:
         # As JSON, because strict models take a list for a tuple and a text for a path only there.
         return exact.model_validate_json(json.dumps(plain))
     except ValidationError as error:
-        raise _refusal([str(each) for each in problems_in(error, exact)], where) from error
+        raise _refusal(problems_in(error, exact), origin_of) from error
 
 
 def write_config(path: Path, config: BaseModel) -> None:
@@ -79,30 +84,33 @@ def write_config(path: Path, config: BaseModel) -> None:
     temporary.replace(path)
 
 
-def _run_config(data: dict[str, Any], where: str) -> type[RunConfig]:
+def _run_config(data: dict[str, Any], origin_of: Callable[[Sequence[str]], str]) -> type[RunConfig]:
     try:
         installed_in(environment().cache, data)
         return specialised(data)
     except ConfigError as error:
-        raise ConfigError(error.what, where=where, fix=error.fix) from error
+        places = () if error.where is None else (error.where,)
+        raise ConfigError(error.what, where=origin_of(places), fix=error.fix) from error
 
 
-def _unfit(value: object, place: str) -> Iterator[str]:
+def _unfit(value: object, place: str) -> Iterator[Problem]:
     """Name the values that neither a setting nor a file of settings can hold."""
     match value:
         case dict():
             for key, inner in value.items():
                 if not _encodable(key):
-                    yield f"a key in `{place}` has half a surrogate pair. Write the whole pair."
+                    what = f"a key in `{place}` has half a surrogate pair"
+                    yield Problem(what, "Write the whole pair.", (place,))
                     continue
                 yield from _unfit(inner, f"{place}.{key}" if place else key)
         case list():
             for index, inner in enumerate(value):
                 yield from _unfit(inner, f"{place}[{index}]")
         case float() if not math.isfinite(value):
-            yield f"`{place}` is {value}. It should be a finite number."
+            yield Problem(f"`{place}` is {value}", "It should be a finite number.", (place,))
         case str() if not _encodable(value):
-            yield f"`{place}` has half a surrogate pair. Write the whole pair."
+            what = f"`{place}` has half a surrogate pair"
+            yield Problem(what, "Write the whole pair.", (place,))
 
 
 def _encodable(text: str) -> bool:
@@ -128,33 +136,18 @@ def _move(data: dict[str, Any]) -> None:
             data[new_section] = new | {new_key: old.pop(key)}
 
 
-def _set(data: dict[str, Any], override: str) -> None:
-    key, equals, text = override.partition("=")
-    if not equals or not all(key.split(".")):
-        raise ConfigError(
-            f"`{override}` does not set anything",
-            where="--set",
-            fix="Write KEY=VALUE: train.lr=1e-5.",
-        )
-    *parents, last = key.split(".")
-    for parent in parents:
-        inner = data.setdefault(parent, {})
-        if not isinstance(inner, dict):
-            raise ConfigError(
-                f"`{parent}` has the value {inner!r}, so nothing can be set in it",
-                where=f"--set {override}",
-                fix="Set a key that holds other keys.",
-            )
-        data = inner
-    data[last] = parse_value(text)
-
-
-def _refusal(problems: Iterable[str], where: str) -> ConfigError:
-    first, *others = problems
-    if not others:
-        what, _, fix = first.partition(". ")
-        return ConfigError(what, where=where, fix=fix)
-    listed = "\n".join(f"  {problem}" for problem in (first, *others))
+def _refusal(problems: Iterable[Problem], origin_of: Callable[[Sequence[str]], str]) -> ConfigError:
+    told = [(problem, origin_of(problem.places)) for problem in problems]
+    wheres = list(dict.fromkeys(where for _, where in told))
+    if len(told) == 1:
+        ((problem, where),) = told
+        return ConfigError(problem.what, where=where, fix=problem.fix)
+    listed = "\n".join(
+        f"  {problem}" if len(wheres) == 1 else f"  {problem} (at {where})"
+        for problem, where in told
+    )
     return ConfigError(
-        f"{1 + len(others)} settings are wrong", where=where, fix=f"Correct these:\n{listed}"
+        f"{len(told)} settings are wrong",
+        where=", ".join(wheres),
+        fix=f"Correct these:\n{listed}",
     )

@@ -148,6 +148,7 @@ class RunConfig(BaseModel):
                 raise Refused(
                     f"`train.{name}` is {trained}, but `rollout.{name}` is {sampled}",
                     fix="Set both to the same value.",
+                    keys=(f"train.{name}", f"rollout.{name}"),
                 )
         return self
 
@@ -160,12 +161,14 @@ class RunConfig(BaseModel):
             raise Refused(
                 "`train.credit` is steps, and nothing scores them",
                 fix="Name a `gateway.scorer`, or leave `train.credit` out.",
+                keys=("train.credit", "train.discount", "gateway.scorer"),
             )
         if self.loop.shuffled_rewards:
             raise Refused(
                 "`loop.shuffled_rewards` deals out the rewards of sessions, and `train.credit` is"
                 " steps, whose scores would still tell what to learn",
                 fix="Run the control with `train.credit` at outcome.",
+                keys=("train.credit", "loop.shuffled_rewards"),
             )
         return self
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from types import NoneType, UnionType
 from typing import Annotated, Literal, Union, get_args, get_origin
@@ -23,16 +23,24 @@ class Problem:
 
     what: str
     fix: str
+    places: tuple[str, ...] = ()
+    """The keys it is about, `train.lr`; a section's where it is about several of its keys."""
 
     def __str__(self) -> str:
         return f"{self.what}. {self.fix}"
 
 
 class Refused(ValueError):
-    """What a validator raises to say not only what is wrong, but what to do about it."""
+    """What a validator raises to say not only what is wrong, but what to do about it.
 
-    def __init__(self, what: str, *, fix: str) -> None:
-        self.problem = Problem(what, fix)
+    Args:
+        what: What is wrong, without a full stop.
+        fix: What to do about it, an imperative sentence.
+        keys: The keys it is about, in the model that the validator is of; none: it as a whole.
+    """
+
+    def __init__(self, what: str, *, fix: str, keys: tuple[str, ...] = ()) -> None:
+        self.problem = Problem(what, fix, keys)
         super().__init__(what)
 
 
@@ -74,7 +82,8 @@ def _merged(problems: Sequence[Problem]) -> Problem:
     if not others:
         return first
     also = (f", or {each.fix[0].lower()}{each.fix[1:].removesuffix('.')}" for each in others)
-    return Problem(first.what, f"{first.fix.removesuffix('.')}{''.join(also)}.")
+    fix = f"{first.fix.removesuffix('.')}{''.join(also)}."
+    return Problem(first.what, fix, first.places)
 
 
 def _place(model: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[int | str, ...]:
@@ -97,6 +106,13 @@ def _is_choice(annotation: object) -> bool:
 
 
 def _problem(detail: ErrorDetails, model: type[BaseModel]) -> Problem:
+    problem = _worded(detail, model)
+    place = _dotted(_place(model, detail["loc"]))
+    keys = problem.places or ("",)
+    return replace(problem, places=tuple(".".join(filter(None, (place, key))) for key in keys))
+
+
+def _worded(detail: ErrorDetails, model: type[BaseModel]) -> Problem:
     loc = _place(model, detail["loc"])
     place, shown = _dotted(loc), _shown(detail["input"])
     match detail["type"]:
@@ -118,7 +134,7 @@ def _problem(detail: ErrorDetails, model: type[BaseModel]) -> Problem:
 def _from_validator(error: ValueError, place: str) -> Problem:
     prefix = f"`{place}`: " if place else ""
     if isinstance(error, Refused):
-        return Problem(f"{prefix}{error.problem.what}", error.problem.fix)
+        return replace(error.problem, what=f"{prefix}{error.problem.what}")
     return Problem(f"{prefix}{error}", "Correct it.")
 
 
