@@ -88,7 +88,7 @@ def test_a_run_trains_leaves_everything_and_verifies(polar, config, tmp_path):
     assert "step   1/1" in said
     assert f"polar show heldout_after-0001-000-00 --run {run}" in said
     assert polar("show", "heldout_after-0001-000-00", "--run", run)[0] == 0
-    code, _, complained = polar("train", config, "--run-dir", run)
+    code, _, complained = polar("train", config, "--run", run)
     assert code == 2
     assert "holds a run already" in complained
     code, said, _ = polar("train", "--resume", run, "--set", "loop.steps=2")
@@ -138,7 +138,7 @@ def test_scores_of_calls_are_learned_from_where_all_outcomes_are_the_same(
     for credit in ("outcome", "steps"):
         run = tmp_path / credit
         wanted = [x for s in (*loop, f"train.credit={credit}") for x in ("--set", s)]
-        code, said, complained = polar("train", config, "--run-dir", run, *wanted)
+        code, said, complained = polar("train", config, "--run", run, *wanted)
         assert code == 0, said + complained
         (row,) = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         rows[credit] = row
@@ -173,7 +173,7 @@ def test_an_asynchronous_run_verifies_and_bounds_the_age_of_its_tokens(polar, co
         "loop.refills=1",
     )
     sets = [part for each in wanted for part in ("--set", each)]
-    code, said, complained = polar("train", config, "--run-dir", run, *sets)
+    code, said, complained = polar("train", config, "--run", run, *sets)
     assert (code, complained) == (0, ""), said + complained
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows if row["phase"] == "train"] == [1, 2, 3, 4]
@@ -186,7 +186,7 @@ def test_an_asynchronous_run_verifies_and_bounds_the_age_of_its_tokens(polar, co
 
 def test_a_rollout_goes_on_where_it_stopped(polar, config, tmp_path):
     write_tasks(tmp_path / "one.jsonl", [task("ask a; write out 42", name="a")])
-    arguments = ("rollout", tmp_path / "one.jsonl", "--config", config, "--run-dir", "run")
+    arguments = ("rollout", tmp_path / "one.jsonl", "--config", config, "--run", "run")
     code, said, complained = polar(*arguments, "-n", 2)
     assert code == 0, complained
     again = polar(*arguments, "-n", 3)
@@ -200,7 +200,7 @@ def test_a_rollout_goes_on_where_it_stopped(polar, config, tmp_path):
 
 def test_a_rollout_leaves_a_folder_alone_whose_sessions_are_not_its_own(polar, config, tmp_path):
     write_tasks(tmp_path / "one.jsonl", [task("ask a; write out 42", name="a")])
-    arguments = ("rollout", tmp_path / "one.jsonl", "--config", config, "--run-dir", "run")
+    arguments = ("rollout", tmp_path / "one.jsonl", "--config", config, "--run", "run")
     assert polar(*arguments)[0] == 0
     before = (tmp_path / "run" / "config.yaml").read_bytes()
     for override, what in (
@@ -226,7 +226,7 @@ def test_a_stopped_training_ends_cleanly_and_goes_on(config, tmp_path):
     polar = (sys.executable, "-c", "from polar.cli.app import main; main()")
     run = tmp_path / "run"
     process = subprocess.Popen(
-        [*polar, "train", config, "--run-dir", run], stdout=subprocess.PIPE, text=True
+        [*polar, "train", config, "--run", run], stdout=subprocess.PIPE, text=True
     )
     while not (tmp_path / "pid").exists():
         assert process.poll() is None
@@ -242,9 +242,7 @@ def test_a_stopped_training_ends_cleanly_and_goes_on(config, tmp_path):
     assert not is_alive(int((tmp_path / "pid").read_text()))
     assert busy.returncode == 2
     assert "another process is running in the run folder" in busy.stderr
-    resumed = subprocess.run(
-        [*polar, "train", "--resume", run], capture_output=True, text=True, check=False
-    )
+    resumed = subprocess.run([*polar, "train", run], capture_output=True, text=True, check=False)
     assert resumed.returncode == 0, resumed.stderr
     with read_journal(run / "journal.sqlite") as journal:
         first = journal.sessions(phase="heldout_before")
@@ -264,8 +262,8 @@ def test_a_command_that_is_told_to_end_again_and_again_leaves_nothing_behind(
     run, temporary = tmp_path / "run", tmp_path / "tmp"
     temporary.mkdir()
     arguments = {
-        "train": ("train", config, "--run-dir", run, "--set", "loop.heldout_sessions=0"),
-        "rollout": ("rollout", tmp_path / "train.jsonl", "--config", config, "--run-dir", run),
+        "train": ("train", config, "--run", run, "--set", "loop.heldout_sessions=0"),
+        "rollout": ("rollout", tmp_path / "train.jsonl", "--config", config, "--run", run),
         "run": ("run", "--config", config, "--run", run, "--", wait),
     }[command]
     # Whoever starts the tests may have SIGHUP ignored, as nohup does, and children inherit that.
@@ -310,6 +308,9 @@ def test_a_command_that_is_told_to_end_again_and_again_leaves_nothing_behind(
         (("train", "no.yaml"), 2, "no such config file", "Check the path"),
         (("train",), 2, "either a config file or --resume", "--help"),
         (("train", "--resume", "nowhere"), 2, "no run to resume", "interrupted"),
+        (("train", "."), 2, "no run to resume", "interrupted"),
+        (("train", ".", "--resume", "nowhere"), 2, "either a config file or", "--help"),
+        (("train", ".", "--run", "new"), 2, "written where it is", "Leave --run out"),
         (("train", "CONFIG", "--set", "model=/no/such"), 3, "/no/such", ""),
         (("train", "CONFIG", "--set", "tasks.train=/no/such"), 2, "/no/such", ""),
         (
@@ -320,7 +321,7 @@ def test_a_command_that_is_told_to_end_again_and_again_leaves_nothing_behind(
         ),
         (("train", "CONFIG", "--set", "tasks.train=BROKEN"), 2, "broken.jsonl:2", ""),
         (("rollout", "BROKEN", "--config", "CONFIG"), 2, "broken.jsonl:2", ""),
-        (("train", "CONFIG", "--run-dir", "/proc/no"), 2, "cannot be made", "may write"),
+        (("train", "CONFIG", "--run", "/proc/no"), 2, "cannot be made", "may write"),
         (("train", "MISSING"), 3, "/no/such/mini", "Correct `executable`"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
@@ -371,7 +372,7 @@ def test_the_experts_calls_are_verified_against_a_tape_of_their_own(
     monkeypatch.setattr(Shell, "expert_turns", lambda self, commands: (Message("assistant", "ok"),))
     config.write_text(config.read_text().replace('"steps": 1', '"steps": 0'))
     code, _, complained = polar(
-        "train", config, "--run-dir", "run", "--set", "loop.warm_start.sessions=1"
+        "train", config, "--run", "run", "--set", "loop.warm_start.sessions=1"
     )
     assert code == 0, complained
     assert polar("verify", "run")[0] == 0
@@ -411,7 +412,7 @@ def test_a_run_serves_sessions_from_outside_and_verifies(polar, config, tmp_path
     write_tasks(tmp_path / "one.jsonl", [task("ask", name="a")])
 
     code, said, complained = polar(
-        "rollout", tmp_path / "one.jsonl", "--config", config, "--run-dir", "run"
+        "rollout", tmp_path / "one.jsonl", "--config", config, "--run", "run"
     )
 
     assert code == 0, complained
@@ -428,7 +429,7 @@ def test_a_rollout_says_why_sessions_were_not_graded(polar, config, tmp_path):
     broken = [task("exit 3", name="silent"), task("ask a; write out 42", name="good")]
     write_tasks(tmp_path / "some.jsonl", broken)
     code, said, _ = polar(
-        "rollout", tmp_path / "some.jsonl", "--config", config, "--run-dir", "run", "-n", 2
+        "rollout", tmp_path / "some.jsonl", "--config", config, "--run", "run", "-n", 2
     )
     assert code == 0
     assert "2 x failed while running: the harness made no model call (exit 3)" in said

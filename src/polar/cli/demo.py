@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from polar import harnesses
 from polar.cli.console import console
+from polar.cli.flags import RunFlag
 from polar.cli.install import install_harness
 from polar.cli.ranks import alone
 from polar.cli.train import new_run_dir, run_training
@@ -70,7 +70,7 @@ def demo(  # noqa: PLR0913, PLR0917 - one parameter a flag
     ),
     engine: Annotated[str, typer.Option(help="embedded or vllm.")] = "embedded",
     engine_url: Annotated[str | None, typer.Option(help="Address of the vLLM server.")] = None,
-    run_dir: Annotated[Path | None, typer.Option(help="Where to write; default runs/TIME.")] = None,
+    run_dir: RunFlag = None,
     override: Annotated[
         list[str] | None, typer.Option("--set", help="Change a setting: loop.group_size=16")
     ] = None,

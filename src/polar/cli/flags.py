@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from polar.config import Override
 
-__all__ = ["EngineFlag", "EngineUrlFlag", "HarnessFlag", "ModelFlag", "overrides_of"]
+__all__ = ["EngineFlag", "EngineUrlFlag", "HarnessFlag", "ModelFlag", "RunFlag", "overrides_of"]
 
 HarnessFlag = Annotated[
     str | None,
@@ -24,6 +25,11 @@ EngineUrlFlag = Annotated[
     ),
 ]
 EngineFlag = Annotated[str, typer.Option(help="What serves at --engine-url.")]
+RunFlag = Annotated[
+    Path | None,
+    typer.Option("--run", "--run-dir", help="Run folder to write; default runs/TIME."),
+]
+"""`--run` is the run folder in every command; `--run-dir` is what it was called here."""
 
 
 def overrides_of(

@@ -11,7 +11,14 @@ import typer
 
 from polar import harnesses
 from polar.cli.console import console, plain
-from polar.cli.flags import EngineFlag, EngineUrlFlag, HarnessFlag, ModelFlag, overrides_of
+from polar.cli.flags import (
+    EngineFlag,
+    EngineUrlFlag,
+    HarnessFlag,
+    ModelFlag,
+    RunFlag,
+    overrides_of,
+)
 from polar.cli.install import install_harness
 from polar.cli.live import LiveView
 from polar.cli.loop import run_async
@@ -35,14 +42,14 @@ def rollout(  # noqa: PLR0913, PLR0917 - one parameter a flag
     engine_url: EngineUrlFlag = None,
     engine: EngineFlag = "vllm",
     config: Annotated[Path | None, typer.Option(help="A config for everything else.")] = None,
-    run_dir: Annotated[Path | None, typer.Option(help="Where to write; default runs/TIME.")] = None,
+    run_dir: RunFlag = None,
     override: Annotated[
         list[str] | None, typer.Option("--set", help="Change a setting: rollout.run_workers=8")
     ] = None,
 ) -> None:
     """Run every task N times, grade the work, and write calls, sessions and trajectories.
 
-    A run that was interrupted goes on where it stopped when it is started again with its --run-dir.
+    A run that was interrupted goes on where it stopped when it is started again with its --run.
 
     Examples:
         polar rollout tasks.jsonl --harness pi -n 4
@@ -63,7 +70,7 @@ def rollout(  # noqa: PLR0913, PLR0917 - one parameter a flag
         except KeyboardInterrupt:
             console.print(
                 "\n[warn]Interrupted.[/warn] Every finished session is kept. "
-                f"Go on with the same command and --run-dir {plain(folder)}",
+                f"Go on with the same command and --run {plain(folder)}",
                 highlight=False,
                 soft_wrap=True,
             )
@@ -120,7 +127,7 @@ def _check_goes_on(folder: Path, config: RunConfig) -> None:
         what = f"the sessions in the run folder have another `{different[0]}`"
     else:
         return
-    raise ConfigError(what, where=str(folder), fix="Name another folder with --run-dir.")
+    raise ConfigError(what, where=str(folder), fix="Name another folder with --run.")
 
 
 def causes_of(groups: Sequence[Group]) -> Mapping[str, int]:

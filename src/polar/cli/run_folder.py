@@ -41,7 +41,7 @@ class RunFolder:
             raise ConfigError(
                 "there is no such run folder",
                 where=str(path),
-                fix="Check the path; a run folder is what --run-dir named, or is in ./runs.",
+                fix="Check the path; a run folder is what --run named, or is in ./runs.",
             )
         return cls(path)
 

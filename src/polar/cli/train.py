@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from polar.cli.console import console, plain
+from polar.cli.flags import RunFlag
 from polar.cli.live import LiveView
 from polar.cli.loop import run_async
 from polar.cli.ranks import work_for_rank_0
@@ -34,11 +35,15 @@ TaskSplits = tuple[tuple[Task, ...], tuple[Task, ...]]
 
 
 def train(
-    config: Annotated[Path | None, typer.Argument(help="The run's config, YAML or TOML.")] = None,
-    resume: Annotated[
-        Path | None, typer.Option(help="Run folder of an interrupted run to go on with.")
+    given: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="CONFIG|RUN",
+            help="The run's config, YAML or TOML; or the folder of a run to go on with.",
+        ),
     ] = None,
-    run_dir: Annotated[Path | None, typer.Option(help="Where to write; default runs/TIME.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="The same as RUN.")] = None,
+    run_dir: RunFlag = None,
     override: Annotated[
         list[str] | None, typer.Option("--set", help="Change a setting: loop.steps=5")
     ] = None,
@@ -48,35 +53,45 @@ def train(
     Examples:
         polar train config.yaml
 
-        polar train config.yaml --set loop.steps=5 --run-dir runs/try
+        polar train config.yaml --set loop.steps=5 --run runs/try
 
         polar train --resume runs/20260101-120000
 
         torchrun --nproc-per-node 2 -m polar train config.yaml
     """
-    if (config is None) == (resume is None):
+    config, run = _config_or_run(given, resume)
+    if run is None:
+        settings = load_config(config, override or (), RunConfig)
+        run_training(settings, run_dir or new_run_dir(), resume=False)
+        return
+    if run_dir is not None:
+        raise ConfigError(
+            "a resumed run is written where it is",
+            where="--run",
+            fix="Leave --run out, or copy the folder first.",
+        )
+    if not (run / "journal.sqlite").exists():
+        raise ConfigError(
+            "there is no run to resume",
+            where=str(run),
+            fix="Name the folder of a run that was interrupted.",
+        )
+    settings = load_config(run / "config.yaml", override or (), RunConfig)
+    run_training(settings, run, resume=True)
+
+
+def _config_or_run(given: Path | None, resume: Path | None) -> tuple[Path | None, Path | None]:
+    """Tell config and run apart: a config is a file, a run is a folder.
+
+    Raises:
+        ConfigError: There is not one of them.
+    """
+    if (given is None) == (resume is None):
         raise ConfigError(
             "name either a config file or --resume RUN",
             fix="See `polar train --help` for examples.",
         )
-    if resume is not None:
-        if run_dir is not None:
-            raise ConfigError(
-                "a resumed run is written where it is",
-                where="--run-dir",
-                fix="Leave --run-dir out, or copy the folder first.",
-            )
-        if not (resume / "journal.sqlite").exists():
-            raise ConfigError(
-                "there is no run to resume",
-                where=str(resume),
-                fix="Name the folder of a run that was interrupted.",
-            )
-        settings = load_config(resume / "config.yaml", override or (), RunConfig)
-        run_training(settings, resume, resume=True)
-    else:
-        settings = load_config(config, override or (), RunConfig)
-        run_training(settings, run_dir or new_run_dir(), resume=False)
+    return (None, given) if given is not None and given.is_dir() else (given, resume)
 
 
 def new_run_dir() -> Path:
