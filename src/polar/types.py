@@ -260,6 +260,11 @@ class Call:
     kind: CallKind = "main"
     fork_reason: str | None = None
     """Why this call does not extend the conversation as it was; absent for roots and chains."""
+    measured_tokens: int = 0
+    """Sampled tokens whose logprob the engine was not told with them but asked for afterwards."""
+    discarded_tokens: int = 0
+    """Tokens that the engine sampled behind the last one of `sampled_ids`: nobody was given them,
+    and no count of sampled tokens has them."""
     started_at: float = 0.0
     """Unix seconds."""
     ended_at: float = 0.0
@@ -425,6 +430,10 @@ class BuildReport:
     """How the session's tokens are known; where its calls differ, what is least sure."""
     text_calls: int = 0
     """Calls of which only the text is known; their tokens are in none of these numbers."""
+    measured_tokens: int = 0
+    """Of `sampled`, those whose logprob was asked for afterwards."""
+    discarded_tokens: int = 0
+    """Tokens that the engine sampled behind the ends of replies; `sampled` does not count them."""
 
 
 @dataclass(frozen=True, slots=True)

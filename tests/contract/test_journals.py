@@ -103,6 +103,8 @@ def conversations(draw):
                 finish_reason=draw(st.sampled_from(["stop", "length", "tool_calls", "abandoned"])),
                 kind=draw(st.sampled_from(["main", "subagent", "foreign"])),
                 fork_reason=draw(st.none() | texts),
+                measured_tokens=draw(st.sampled_from([0, len(sampled)])),
+                discarded_tokens=draw(st.integers(0, 3)),
                 started_at=draw(st.floats(0, 2e9)),
                 ended_at=draw(st.floats(0, 2e9)),
                 sent=draw(intercepted(parent, seen_tools)) if draw(st.booleans()) else None,

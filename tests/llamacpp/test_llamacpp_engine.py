@@ -78,6 +78,7 @@ async def test_a_server_tells_no_probability_of_tokens_within_a_character_but_th
     assert len(told) == 300
     assert all(-40.0 < logprob < 0.0 for _, logprob in told)
     assert chunks[-1].finish_reason == "length"
+    assert sum(chunk.measured_tokens for chunk in chunks) < 30, "it tells most of them"
 
 
 async def test_the_end_of_the_window_ends_the_reply(engine):

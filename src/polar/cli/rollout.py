@@ -11,6 +11,7 @@ import typer
 
 from polar import harnesses
 from polar.cli.console import console, plain
+from polar.cli.engine_counts import engine_counts
 from polar.cli.flags import (
     EngineFlag,
     EngineUrlFlag,
@@ -165,6 +166,9 @@ def _report(run_dir: Path, groups: tuple[Group, ...]) -> None:
             str(figures.sampled_tokens),
         )
     console.print(table)
+    reports = (trajectory.report for group in groups for trajectory in group.trajectories)
+    for what, tokens in engine_counts(reports).items():
+        console.print(f"{tokens:,} {what}", highlight=False, soft_wrap=True)
     console.print(f"Run folder: [heading]{plain(run_dir)}[/heading]", soft_wrap=True)
     first = groups[0].trajectories[0].session_id
     console.print(

@@ -13,6 +13,7 @@ import typer
 
 from polar import harnesses, models
 from polar.cli.console import errors, plain, progress_line
+from polar.cli.engine_counts import engine_counts
 from polar.cli.flags import EngineFlag, EngineUrlFlag, HarnessFlag, ModelFlag, overrides_of
 from polar.cli.here import Work, Worked, cut_replies, refused_for_length, work_here
 from polar.cli.loop import run_async
@@ -181,6 +182,8 @@ def _report(folder: Path, name: str, worked: Worked) -> None:
             "server tells no token ids",
             soft_wrap=True,
         )
+    for what, tokens in engine_counts([report]).items():
+        errors.print(f"{tokens:,} {what}", highlight=False, soft_wrap=True)
     if usage.refused_for_length:
         errors.print(
             f"[warn]warning:[/warn] {usage.refused_for_length} requests did not fit the context "

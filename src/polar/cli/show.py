@@ -190,6 +190,10 @@ def call_heading(call: Call, parent: Call | None, dropped: str | None) -> Text:
         facts.append("weights " + ", ".join(f"v{version}" for version in versions))
     if len(call.logprobs):
         facts.append(f"mean logprob {float(call.logprobs.mean()):.2f}")
+    if call.measured_tokens:
+        facts.append(f"{call.measured_tokens} logprobs asked for afterwards")
+    if call.discarded_tokens:
+        facts.append(f"{call.discarded_tokens} sampled behind the end and discarded")
     if parent is not None:
         facts.append(f"extends call {parent.index}")
     if call.fork_reason is not None:

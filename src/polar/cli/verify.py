@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from polar.cli.console import console, errors, plain
+from polar.cli.engine_counts import engine_counts
 from polar.cli.run_folder import RunFolder, chosen_run
 from polar.config import environment
 from polar.engines import read_tape
@@ -121,6 +122,7 @@ def _rebuilt(
                 continue
             builds.append(built)
             _count(found, report, calls)
+            found.counts.update(engine_counts([built.report]))
     return rebuilt
 
 

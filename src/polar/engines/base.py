@@ -52,6 +52,11 @@ class Chunk:
     """What the reply says, from an engine that tells no ids."""
     usage: Usage | None = None
     """Counts of tokens, on the last chunk of an engine that tells no ids."""
+    measured_tokens: int = 0
+    """Those of `token_ids` whose logprob was not told with them: it was asked for afterwards, of
+    the same weights after the same tokens."""
+    discarded_tokens: int = 0
+    """Tokens that were sampled behind the last one of `token_ids` and are handed over nowhere."""
 
 
 @dataclass(frozen=True, slots=True)

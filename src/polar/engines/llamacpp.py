@@ -151,7 +151,7 @@ class LlamaCppServer(HttpServer):
         self._running.set()
 
     async def _chunk(self, request: SampleRequest, found: _Found, tokens: int) -> Chunk:
-        """Sample some tokens; what follows a stop token was never handed over."""
+        """Sample some tokens; what follows a stop token is only counted."""
         await self._running.wait()
         if self._connection.closed:
             raise EngineError("the engine was closed")
@@ -162,12 +162,15 @@ class LlamaCppServer(HttpServer):
             raise ServerFailed("the server sampled nothing", where=self.address)
         stops = [place for place, t in enumerate(done.token_ids) if t in sampling.stop_token_ids]
         token_ids = done.token_ids[: stops[0] + 1] if stops else done.token_ids
+        told = done.logprobs[: len(token_ids)]
         return Chunk(
             token_ids=token_ids,
-            logprobs=await self._logprobs(request, found, token_ids, done.logprobs),
+            logprobs=await self._logprobs(request, found, token_ids, told),
             weight_version=0,
             finish_reason="stop" if stops else "length" if done.full else None,
             cached_tokens=done.cached_tokens,
+            measured_tokens=0 if sampling.temperature == 0.0 else told.count(None),
+            discarded_tokens=len(done.token_ids) - len(token_ids),
         )
 
     async def _logprobs(
@@ -181,7 +184,7 @@ class LlamaCppServer(HttpServer):
         return tuple(
             [
                 await self._measured(request, found, token_ids, place) if known is None else known
-                for place, known in enumerate(told[: len(token_ids)])
+                for place, known in enumerate(told)
             ]
         )
 

@@ -338,6 +338,8 @@ class RunningCall:
             finish_reason=finish_reason,
             kind=request.kind,
             fork_reason=prepared.fork_reason,
+            measured_tokens=sum(chunk.measured_tokens for chunk in chunks),
+            discarded_tokens=sum(chunk.discarded_tokens for chunk in chunks),
             started_at=self._started_at,
             ended_at=self._environment.clock(),
             sent=request.sent,

@@ -79,6 +79,10 @@ class SessionUsage:
     calls: int = 0
     prompt_tokens: int = 0
     sampled_tokens: int = 0
+    measured_tokens: int = 0
+    """Sampled tokens whose logprob the engine had to ask for afterwards."""
+    discarded_tokens: int = 0
+    """Tokens that the engine sampled behind the ends of replies, and that nobody was given."""
     foreign_calls: int = 0
     """Calls that the harness did not make: the agent's own use of the address and key."""
     unfinished_calls: int = 0
@@ -131,6 +135,8 @@ class UsageCounter:
         self._counts["prompt_tokens"] += len(call.prompt_ids)
         self._counts["sampled_tokens"] += len(call.sampled_ids)
         self._counts["text_calls"] += call.capture == "text"
+        self._counts["measured_tokens"] += call.measured_tokens
+        self._counts["discarded_tokens"] += call.discarded_tokens
         self._counts["foreign_calls"] += call.kind == "foreign"
         self._counts["unfinished_calls"] += call.finish_reason in ("abandoned", "error")
         if call.fork_reason is not None:

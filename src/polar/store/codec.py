@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -83,6 +83,9 @@ class CallRow(NamedTuple):
 
 CALL_COLUMNS = ", ".join(CallRow._fields)
 
+_COUNTS = ("measured_tokens", "discarded_tokens")
+"""What the engine counted, beside the sampling parameters."""
+
 
 def encode_call(call: Call, base: Context | None) -> CallRow:
     """Write a call as a row, leaving out what it shares with the base.
@@ -109,7 +112,7 @@ def encode_call(call: Call, base: Context | None) -> CallRow:
         shared_messages=shared_messages,
         messages_tail=_json(call.messages[shared_messages:]),
         tools=None if same_tools else _json(call.tools),
-        sampling=_json(call.sampling),
+        sampling=_encode_sampling(call),
         reply=_json(call.reply),
         finish_reason=call.finish_reason,
         kind=call.kind,
@@ -159,6 +162,7 @@ def _decode_call(row: CallRow, read: _Read | None) -> _Read:
     base = None if read is None else read.call
     inherited = base.tools if base else ()
     tools = inherited if row.tools is None else tuple(map(_tool, orjson.loads(row.tools)))
+    sampling, counts = _decode_sampling(orjson.loads(row.sampling))
     call = Call(
         id=CallId(row.id),
         session_id=SessionId(row.session_id),
@@ -174,7 +178,7 @@ def _decode_call(row: CallRow, read: _Read | None) -> _Read:
             *map(_message, orjson.loads(row.messages_tail)),
         ),
         tools=tools,
-        sampling=_sampling(orjson.loads(row.sampling)),
+        sampling=sampling,
         reply=_message(orjson.loads(row.reply)),
         finish_reason=row.finish_reason,  # type: ignore[arg-type]
         kind=row.kind,  # type: ignore[arg-type]
@@ -183,6 +187,7 @@ def _decode_call(row: CallRow, read: _Read | None) -> _Read:
         ended_at=row.ended_at,
         sent=None if row.sent is None else _decode_sent(orjson.loads(row.sent), tools, base),
         capture=row.capture,  # type: ignore[arg-type]
+        **counts,
     )
     return _Read(call, ids)
 
@@ -271,6 +276,13 @@ def _tool(fields: dict[str, Any]) -> ToolSpec:
     return ToolSpec(**fields)
 
 
-def _sampling(fields: dict[str, Any]) -> Sampling:
+def _encode_sampling(call: Call) -> str:
+    """Write how a call was sampled, with the engine's counts that are not 0."""
+    counts = {name: count for name in _COUNTS if (count := getattr(call, name))}
+    return _json(asdict(call.sampling) | counts if counts else call.sampling)
+
+
+def _decode_sampling(fields: dict[str, Any]) -> tuple[Sampling, dict[str, int]]:
+    counts = {name: fields.pop(name) for name in _COUNTS if name in fields}
     stop, stop_token_ids = tuple(fields.pop("stop")), tuple(fields.pop("stop_token_ids"))
-    return Sampling(**fields, stop=stop, stop_token_ids=stop_token_ids)
+    return Sampling(**fields, stop=stop, stop_token_ids=stop_token_ids), counts

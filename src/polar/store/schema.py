@@ -64,7 +64,7 @@ CREATE TABLE calls (
     shared_messages INTEGER NOT NULL,   -- leading messages = base's messages + reply
     messages_tail   TEXT NOT NULL,      -- the other messages, JSON
     tools           TEXT,               -- JSON; NULL: those of the base
-    sampling        TEXT NOT NULL,      -- JSON
+    sampling        TEXT NOT NULL,      -- JSON, with what the engine counted beside the parameters
     reply           TEXT NOT NULL,      -- JSON
     finish_reason   TEXT NOT NULL,
     kind            TEXT NOT NULL,

@@ -188,6 +188,8 @@ def _report(
         cut_replies=sum(call.finish_reason == "length" for call in kept),
         capture=_capture(calls),
         text_calls=sum(call.capture == "text" for call in calls),
+        measured_tokens=sum(call.measured_tokens for call in calls),
+        discarded_tokens=sum(call.discarded_tokens for call in calls),
     )
 
 

@@ -98,6 +98,8 @@ async def _calls(
                 parent=parent,
                 kind=kind,
                 fork_reason=None if parent is not None or not calls else "new_conversation",
+                measured_tokens=index if session.id == FIRST else 0,
+                discarded_tokens=3 * index if session.id == FIRST else 0,
             )
         )
     return calls

@@ -84,6 +84,14 @@ def test_a_fork_and_a_call_that_does_not_train_are_told(show):
     assert "not trained: kind_auxiliary" in told
 
 
+def test_what_an_engine_asked_for_afterwards_or_sampled_too_far_is_told(show):
+    first, second = show(FIRST)[1].split("call 1 main")
+
+    assert "1 logprobs asked for afterwards  3 sampled behind the end and discarded" in second
+    assert "asked for afterwards" not in first
+    assert "discarded" not in first
+
+
 def test_what_a_model_wrote_cannot_steer_the_terminal(show):
     for session in (FIRST, SECOND):
         assert "\x1b" not in show(session)[1]

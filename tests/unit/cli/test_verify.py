@@ -49,6 +49,8 @@ def test_a_sound_run_has_no_violation_and_every_token_is_accounted_for(run):
     dropped = found.counts["tokens dropped, each for a counted reason"]
     assert dropped > 0
     assert found.counts["tokens kept"] + dropped == found.counts["sampled tokens"]
+    assert found.counts["tokens whose logprob was asked for afterwards"] == 1
+    assert found.counts["tokens sampled behind the ends of replies, given to nobody"] == 3
 
 
 def test_a_run_is_rebuilt_by_what_its_own_config_says_trains(run):

@@ -50,6 +50,15 @@ async def test_tokens_within_a_character_have_the_logprob_they_were_sampled_at(t
         context.append(token)
     assert len(told) == 40
     assert parts > 3, "the case is not in the sample"
+    assert sum(chunk.measured_tokens for chunk in chunks) == parts
+
+
+async def test_a_logprob_that_is_certain_is_not_asked_for():
+    requests = []
+    chunks = await sampled(Sampling(temperature=0.0, max_tokens=40), requests)
+    assert any(is_part_of_a_character(t) for c in chunks for t in c.token_ids)
+    assert not any("logit_bias" in each for each in requests)
+    assert sum(chunk.measured_tokens for chunk in chunks) == 0
 
 
 async def test_a_reply_begins_with_one_token_and_grows_to_whole_chunks():
@@ -58,14 +67,19 @@ async def test_a_reply_begins_with_one_token_and_grows_to_whole_chunks():
     assert chunks[-1].finish_reason == "length"
 
 
-async def test_nothing_after_a_stop_token_is_handed_over():
+async def test_what_is_sampled_after_a_stop_token_is_counted_and_not_handed_over():
     free = [t for c in await sampled(Sampling(max_tokens=24)) for t in c.token_ids]
     stop = next(
         token for place, token in enumerate(free) if place > 8 and token not in free[:place]
     )
-    chunks = await sampled(Sampling(max_tokens=24, stop_token_ids=(stop,)))
+    requests = []
+    chunks = await sampled(Sampling(max_tokens=24, stop_token_ids=(stop,)), requests)
     assert [t for c in chunks for t in c.token_ids] == free[: free.index(stop) + 1]
     assert chunks[-1].finish_reason == "stop"
+    replies = [each for each in requests if each["n_probs"] == 1]
+    asked = sum(each["n_predict"] for each in replies)
+    assert [chunk.discarded_tokens for chunk in chunks[:-1]] == [0] * (len(chunks) - 1)
+    assert chunks[-1].discarded_tokens == asked - free.index(stop) - 1 > 0
 
 
 async def test_every_request_says_all_that_changes_the_distribution():

@@ -37,6 +37,7 @@ def test_kept_and_dropped_make_up_what_was_sampled(calls, builder, policy):
     report = build(calls, builder=builder, policy=policy).report
     assert report.sampled == sum(len(call.sampled_ids) for call in calls)
     assert report.kept + sum(report.dropped.values()) == report.sampled
+    assert report.discarded_tokens == sum(call.discarded_tokens for call in calls)
 
 
 @given(sessions(), st.sampled_from(BUILDERS), policies)

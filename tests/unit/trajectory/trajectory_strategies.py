@@ -70,6 +70,7 @@ def sessions(draw, max_calls=7, abandoned=True, kinds=KINDS):
                 parent=parent,
                 finish_reason=finish,
                 kind=draw(st.sampled_from(kinds)),
+                discarded_tokens=draw(st.integers(0, 2)),
             )
         )
     return calls
