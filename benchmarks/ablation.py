@@ -2,6 +2,10 @@
 
     python benchmarks/ablation.py MODEL                         mini-swe-agent, all three forms
     python benchmarks/ablation.py MODEL --harness claude_code --per-request-sessions 0
+    python benchmarks/ablation.py MODEL --harness claude_code --at-work --layers 1 \\
+        --per-request-sessions 0 --merged-sessions 2        with all its tools, as people use it
+    python benchmarks/ablation.py MODEL --harness claude_code --random 1.5b --layers 1 \\
+        --per-request-sessions 0                            a wider model, of random weights
     python benchmarks/ablation.py MODEL --harness qwen_code --count-only
 
 Records 8 sessions of 21 calls of a real harness with its own prompt (see recording.py) and computes
@@ -13,11 +17,14 @@ the gradient of one optimizer step from them: GRPO's loss over every token that 
 
 Sequences are computed one at a time by the plain model (SDPA), with logits of sampled tokens only.
 The model is a cut of the one given, for two cores: its lowest `--layers` layers, and of its
-vocabulary what occurs in the sessions. `--layers 0` takes it whole.
+vocabulary what occurs in the sessions. `--layers 0` takes it whole. With `--random` the model gives
+the tokens only, and what is trained is as large as the name says.
 
-Prints a JSON object for the recording and one a form. Where only some sessions are computed
-(`--per-request-sessions`, 0 for none), times are scaled to all of them, and gradients are not
-compared.
+Prints a JSON object for the recording and one a form: beside the times stand the operations that
+the form asks for, so `fewer_operations` is what `faster_cpu` should be. Where only some sessions
+are computed (`--per-request-sessions`, `--merged-sessions`; 0 for none), times are scaled to all of
+them, and gradients are not compared. With `--repeat` the forms take turns, and each one's least
+time counts: on a machine that others use too, compare the CPU seconds of `--threads 1`.
 """
 
 from __future__ import annotations
@@ -35,9 +42,10 @@ from pathlib import Path
 import numpy as np
 import torch
 from recording import Recording, installed, record
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
+from tree import RANDOM, random_model
 
 from polar.rendering import load_renderer
 from polar.train.attention import ATTENTION_NAME
@@ -64,6 +72,10 @@ class Form:
     """Tokens that go through the model."""
     passes: int
     """Forward and backward passes."""
+    pairs: int
+    """Pairs of tokens of which the later attends to the earlier, or to itself."""
+    predictions: int
+    """Positions whose logits are computed."""
     share: float = 1.0
     """Which part of the sessions is measured."""
 
@@ -87,13 +99,45 @@ def forms_of(recording: Recording, options: argparse.Namespace) -> list[Form]:
         max_tokens=options.tree_tokens,
         max_trace_tokens=SETTINGS.max_trace_tokens,
     )
-    nodes = sum(batch.token_ids.size for batch in batches)
-    share = min(1.0, options.per_request_sessions / options.sessions)
+    tree = Form(
+        "tree",
+        merged,
+        computed=sum(batch.token_ids.size for batch in batches),
+        passes=len(batches),
+        pairs=sum(_pairs(batch.position_ids) for batch in batches),
+        predictions=sum(batch.logit_nodes.size for batch in batches),
+    )
     return [
-        Form("per_request", apart, _size(apart), len(apart), share),
-        Form("prefix_merging", merged, _size(merged), len(merged)),
-        Form("tree", merged, nodes, len(batches)),
+        _separate("per_request", apart, options.per_request_sessions / options.sessions),
+        _separate("prefix_merging", merged, options.merged_sessions / options.sessions),
+        tree,
     ]
+
+
+def _separate(name: str, lessons: list[Lesson], share: float) -> Form:
+    sizes = [lesson.trace.token_ids.size for lesson in lessons]
+    pairs = sum(_pairs(np.arange(size)) for size in sizes)
+    predictions = sum(int(lesson.trace.loss_mask.sum()) for lesson in lessons)
+    return Form(name, lessons, sum(sizes), len(lessons), pairs, predictions, min(1.0, share))
+
+
+def _pairs(positions: np.ndarray) -> int:
+    return int((positions.astype(np.int64) + 1).sum())
+
+
+def operations(model: PreTrainedModel, form: Form) -> int:
+    """Count the operations of products, forward and backward, that a form asks for.
+
+    Of a layer's weights one product forward and two backward; of attention two forward and five
+    backward, for no kernel keeps the scores.
+    """
+    config = model.config.get_text_config()
+    weights = sum(m.weight.numel() for m in model.base_model.modules() if isinstance(m, nn.Linear))
+    head = model.get_output_embeddings().weight.numel()
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    attention = config.num_hidden_layers * config.num_attention_heads * size
+    linear = 3 * (weights * form.computed + head * form.predictions)
+    return 2 * (linear + 7 * attention * form.pairs)
 
 
 def separate_pass(model: PreTrainedModel, form: Form, _: argparse.Namespace) -> None:
@@ -162,6 +206,7 @@ def measure(
         "passes": form.passes,
         "computed_tokens": form.computed,
         "trained_tokens": sum(int(lesson.trace.loss_mask.sum()) for lesson in form.lessons),
+        "tera_operations": round(operations(model, form) / 1e12, 4),
         "wall_s": round(wall / form.share, 2),
         "cpu_s": round(cpu / form.share, 2),
         "measured_share": round(form.share, 3),
@@ -169,12 +214,16 @@ def measure(
     return row, {name: p.grad.clone() for name, p in model.named_parameters()}
 
 
-def cut_model(path: str, layers: int, used: np.ndarray) -> PreTrainedModel:
-    """Load the lowest layers, and the rows of the vocabulary that are used."""
-    if not layers:
+def make_model(options: argparse.Namespace, used: np.ndarray) -> PreTrainedModel:
+    """Load the lowest layers, and the rows of the vocabulary that are used; or make them up."""
+    if options.random:
+        layers, vocabulary = options.layers or None, len(used) if options.layers else None
+        return random_model(options.random, layers=layers, vocabulary=vocabulary)
+    path = options.model
+    if not options.layers:
         return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     model = AutoModelForCausalLM.from_pretrained(
-        path, dtype=torch.float32, num_hidden_layers=layers
+        path, dtype=torch.float32, num_hidden_layers=options.layers
     )
     rows = model.get_input_embeddings().weight.detach()[torch.from_numpy(used).long()].clone()
     model.resize_token_embeddings(len(used))
@@ -212,17 +261,26 @@ def describe(recording: Recording, forms: Sequence[Form]) -> dict[str, object]:
 def compare(forms: Sequence[Form], options: argparse.Namespace) -> None:
     """Measure every form; times and gradients beside those of the form before."""
     used = np.unique(np.concatenate([lesson.trace.token_ids for lesson in forms[1].lessons]))
-    model = cut_model(options.model, options.layers, used)
-    before: tuple[dict[str, object], dict[str, Tensor]] | None = None
-    for form in (form for form in forms if form.share):
-        row, gradient = measure(model, renumbered(form, used) if options.layers else form, options)
-        if before is not None:
-            row["faster"] = round(before[0]["wall_s"] / row["wall_s"], 2)
-            row["faster_cpu"] = round(before[0]["cpu_s"] / row["cpu_s"], 2)
-            if before[0]["measured_share"] == 1.0:
-                row["gradient_relative_error"] = _relative_error(gradient, before[1])
+    model = make_model(options, used)
+    if options.layers:
+        forms = [renumbered(form, used) for form in forms]
+    forms = [form for form in forms if form.share]
+    rounds = [[measure(model, form, options) for form in forms] for _ in range(options.repeat)]
+    rows = [_least([row for row, _ in measured]) for measured in zip(*rounds, strict=True)]
+    for index, row in enumerate(rows):
+        if index:
+            before, gradients = rows[index - 1], [gradient for _, gradient in rounds[0]]
+            row["faster"] = round(before["wall_s"] / row["wall_s"], 2)
+            row["faster_cpu"] = round(before["cpu_s"] / row["cpu_s"], 2)
+            row["fewer_operations"] = round(before["tera_operations"] / row["tera_operations"], 2)
+            if before["measured_share"] == 1.0:
+                error = _relative_error(gradients[index], gradients[index - 1])
+                row["gradient_relative_error"] = error
         print(json.dumps(row), flush=True)
-        before = row, gradient
+
+
+def _least(rows: Sequence[dict[str, object]]) -> dict[str, object]:
+    return rows[0] | {name: min(row[name] for row in rows) for name in ("wall_s", "cpu_s")}
 
 
 def _relative_error(gradient: dict[str, Tensor], reference: dict[str, Tensor]) -> float:
@@ -243,13 +301,17 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=21)
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--per-request-sessions", type=int, default=8)
-    parser.add_argument("--tree-tokens", type=int, default=32_768, help="most nodes of a pass")
+    parser.add_argument("--merged-sessions", type=int, default=8)
+    parser.add_argument("--random", choices=RANDOM, help="train a random model of this size")
+    parser.add_argument("--at-work", action="store_true", help="the harness as people use it")
+    parser.add_argument("--repeat", type=int, default=1)
+    parser.add_argument("--tree-tokens", type=int, default=131_072, help="most nodes of a pass")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--count-only", action="store_true", help="compute no gradient")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     logging.set_verbosity_error()  # a cut model leaves weights out
-    harness = installed(options.harness)
+    harness = installed(options.harness, at_work=options.at_work)
     with tempfile.TemporaryDirectory() as folder:
         recording = asyncio.run(
             record(

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from polar import harnesses, runtimes
-from polar.config.families import settings_model
+from polar.config.families import settings_model, work_settings
 from polar.errors import PolarError
 from polar.gateway import Gateway
 from polar.harnesses.base import Harness
@@ -99,10 +99,16 @@ def session_turns(harness: Harness, task: Task, sample: int, turns: int) -> list
     ]
 
 
-def installed(name: str) -> Harness:
-    """Make a harness that sends its own prompt; end with what to do where it is missing."""
+def installed(name: str, *, at_work: bool = False) -> Harness:
+    """Make a harness that sends its own prompt; end with what to do where it is missing.
+
+    Args:
+        name: The harness.
+        at_work: Whether it is as `polar run` starts it, with all its tools.
+    """
     settings = OWN_PROMPTS.get(name) or settings_model("harness", name)(
-        context_window=MAX_CONTEXT  # or it summarises its history
+        **(work_settings(name) if at_work else {}),
+        context_window=MAX_CONTEXT,  # or it summarises its history
     )
     harness = harnesses.load(name)(settings)
     try:

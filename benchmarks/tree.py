@@ -54,19 +54,31 @@ def load_model(options: argparse.Namespace) -> PreTrainedModel:
         layers = {"num_hidden_layers": options.layers} if options.layers else {}
         model = AutoModelForCausalLM.from_pretrained(options.model, dtype=dtype, **layers)
         return model.to(options.device)
+    return random_model(options.random, dtype=dtype, device=options.device)
+
+
+def random_model(
+    name: str,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    layers: int | None = None,
+    vocabulary: int | None = None,
+) -> PreTrainedModel:
+    """Make a random model in one of the shapes of `RANDOM`, or a part of it."""
     torch.manual_seed(0)
-    layers, hidden, inner, heads, kv_heads, head, vocabulary = RANDOM[options.random]
+    all_layers, hidden, inner, heads, kv_heads, head, all_tokens = RANDOM[name]
     config = Qwen3Config(
-        num_hidden_layers=layers,
+        num_hidden_layers=layers or all_layers,
         hidden_size=hidden,
         intermediate_size=inner,
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
         head_dim=head,
-        vocab_size=vocabulary,
+        vocab_size=vocabulary or all_tokens,
         tie_word_embeddings=True,
     )
-    with torch.device(options.device):
+    with torch.device(device):
         return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
 
 
