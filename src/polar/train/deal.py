@@ -11,11 +11,14 @@ __all__ = ["Hands", "deal"]
 Hands = tuple[tuple[TreeBatch, ...], ...]
 """The trees of each rank."""
 
-_EVEN = (1.0, 1.15, 0.5)
-"""Sizes of trees that are tried, in shares of a rank's part of all tokens."""
+_EVEN = (1.0, 1.15, 0.5, 1.35, 1.6, 1.9, 2.4, 3.0, 4.0, 5.5, 7.5)
+"""Sizes of trees that are tried, in shares of a rank's part of all tokens. The larger ones are for
+long prompts, which each part of a tree computes again."""
 
 
-def deal(plan: Callable[[int], Sequence[TreeBatch]], *, max_tokens: int, ranks: int) -> Hands:
+def deal(
+    plan: Callable[[int | None], Sequence[TreeBatch]], *, max_tokens: int | None, ranks: int
+) -> Hands:
     """Divide an optimizer step's trees among ranks.
 
     Trees are cut smaller than memory asks for where the most burdened rank then has less to do,
@@ -24,7 +27,7 @@ def deal(plan: Callable[[int], Sequence[TreeBatch]], *, max_tokens: int, ranks: 
 
     Args:
         plan: Makes trees of at most so many tokens.
-        max_tokens: What memory allows.
+        max_tokens: What memory allows; absent: any number.
         ranks: Among how many.
 
     Returns:
@@ -34,9 +37,9 @@ def deal(plan: Callable[[int], Sequence[TreeBatch]], *, max_tokens: int, ranks: 
     if ranks == 1:
         return best
     even = sum(map(_load, best)) / ranks
-    for share in _EVEN:
-        size = max(1, min(max_tokens, int(even * share)))
-        hands = _dealt(plan(size), ranks)
+    for share in (share for share in _EVEN if share < ranks):
+        size = max(1, int(even * share))
+        hands = _dealt(plan(size if max_tokens is None else min(max_tokens, size)), ranks)
         if _load(hands[0]) < _load(best[0]):
             best = hands
     return best

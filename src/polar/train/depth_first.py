@@ -47,8 +47,6 @@ class DepthFirst:
     Args:
         batch: The tree.
         compute: The forward pass of a piece.
-        loss_of: The loss.
-        collect: Called after each piece's backward pass.
         kernel: What computes attention.
         device: Where the model is.
     """
@@ -58,14 +56,11 @@ class DepthFirst:
         batch: TreeBatch,
         *,
         compute: Compute,
-        loss_of: LossOf,
-        collect: Callable[[], None],
         kernel: Kernel,
         device: torch.device,
     ) -> None:
         self._batch = batch
-        self._compute, self._loss_of, self._collect = compute, loss_of, collect
-        self._kernel = kernel
+        self._compute, self._kernel = compute, kernel
         self._open: list[_Open] = []
         self._logprobs, self._gradient = torch.zeros(
             2, batch.sample_rows.size, dtype=torch.float32, device=device
@@ -78,8 +73,15 @@ class DepthFirst:
         self._sample_nodes = nodes
         self._last_nodes = last[batch.sample_traces]  # when a sample's whole trace is known
 
-    def run(self, pieces: Sequence[Piece]) -> tuple[Tensor, Tensor]:
+    def learn(
+        self, pieces: Sequence[Piece], *, loss_of: LossOf, done: Callable[[int], None]
+    ) -> tuple[Tensor, Tensor]:
         """Add the gradient of the loss to the parameters.
+
+        Args:
+            pieces: The batch's, in order.
+            loss_of: The loss.
+            done: Called after each piece's backward pass with the number of its nodes.
 
         Returns:
             Logprobs float32 [samples] and entropies float32 [rows], without gradient.
@@ -88,10 +90,19 @@ class DepthFirst:
             TrainingError: The loss is not finite.
         """
         for piece in pieces:
-            self._finish(piece.start)
+            self._finish(piece.start, done)
             self._forward(piece)
-            self._weigh(piece)
-        self._finish(self._batch.token_ids.size)
+            self._weigh(piece, loss_of)
+        self._finish(self._batch.token_ids.size, done)
+        return self._logprobs, self._entropies
+
+    @torch.no_grad()
+    def measure(self, pieces: Sequence[Piece]) -> tuple[Tensor, Tensor]:
+        """Compute the same logprobs and entropies, and no gradient."""
+        for piece in pieces:
+            while self._open and self._open[-1].until <= piece.start:
+                self._open.pop()
+            self._forward(piece)
         return self._logprobs, self._entropies
 
     def _forward(self, piece: Piece) -> None:
@@ -105,7 +116,7 @@ class DepthFirst:
         self._entropies[rows] = entropies.detach()
         self._open.append(_Open(tree, piece.until, logprobs, entropies, samples, rows))
 
-    def _weigh(self, piece: Piece) -> None:
+    def _weigh(self, piece: Piece, loss_of: LossOf) -> None:
         """Take the loss of the traces of which this piece has the last sample."""
         last = self._last_nodes
         samples = np.flatnonzero((piece.start <= last) & (last < piece.stop))
@@ -114,7 +125,7 @@ class DepthFirst:
         index = torch.from_numpy(samples).to(self._logprobs.device)
         rows = torch.from_numpy(self._batch.sample_rows[samples]).to(self._logprobs.device)
         by_value, by_entropy = loss_gradients(
-            self._loss_of, samples, self._logprobs[index], self._entropies[rows]
+            loss_of, samples, self._logprobs[index], self._entropies[rows]
         )
         if by_value is not None:
             self._gradient[index] = by_value
@@ -123,7 +134,7 @@ class DepthFirst:
                 self._entropy_gradient = torch.zeros_like(self._entropies)
             self._entropy_gradient.index_add_(0, rows, by_entropy)
 
-    def _finish(self, row: int) -> None:
+    def _finish(self, row: int, done: Callable[[int], None]) -> None:
         """Go back through the last pieces, as far as nothing from `row` on descends from them."""
         while self._open and self._open[-1].until <= row:
             last = self._open.pop()
@@ -135,7 +146,8 @@ class DepthFirst:
             roots = [(root, grad) for root, grad in roots if root.requires_grad and root.numel()]
             if roots:
                 torch.autograd.backward([r for r, _ in roots], [g for _, g in roots])
-                self._collect()
+            start, stop = last.tree.span
+            done(stop - start)
 
 
 def loss_gradients(

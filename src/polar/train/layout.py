@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,21 +43,43 @@ class TreeLayout:
             depths: int32 [nodes]; 0 for roots. A node's parent is the last node before it that
                 is one less deep.
         """
-        jumps = np.flatnonzero(np.diff(depths) != 1) + 1
-        starts = {0, *jumps.tolist()}
-        for row in jumps.tolist():
-            before = np.flatnonzero(depths[:row] == depths[row] - 1)
-            if before.size:
-                starts.add(int(before[-1]) + 1)
-        bounds = [*sorted(starts), int(depths.size)]
-        segments = tuple(
-            Segment(start, stop, _subtree_stop(depths, start, stop))
-            for start, stop in itertools.pairwise(bounds)
-        )
-        return cls(depths, segments)
+        runs = [0, *(np.flatnonzero(np.diff(depths) != 1) + 1).tolist()]
+        bounds = sorted({*runs, *_branch_points(depths, runs), int(depths.size)})
+        segments = map(Segment, bounds, bounds[1:], _subtree_stops(depths, bounds))
+        return cls(depths, tuple(segments))
+
+    def segments_of(self, start: int, stop: int) -> Sequence[Segment]:
+        """Give the segments that begin in rows `start:stop`, in order."""
+        first, end = (bisect_left(self.segments, row, key=_start) for row in (start, stop))
+        return self.segments[first:end]
 
 
-def _subtree_stop(depths: IntArray, start: int, stop: int) -> int:
-    """First row from `stop` on that is no deeper than the segment's first node."""
-    shallow = depths[stop:] <= depths[start]
-    return stop + int(shallow.argmax()) if shallow.any() else int(depths.size)
+def _start(segment: Segment) -> int:
+    return segment.start
+
+
+def _branch_points(depths: IntArray, runs: Sequence[int]) -> Iterator[int]:
+    """Find the rows behind the parents of runs, each row of which descends from the one before.
+
+    The parent of a run is in the last of those before it that begins less deep.
+    """
+    path: list[tuple[int, int]] = []  # first row and its depth, of runs above the last one
+    for row, depth in zip(runs, depths[runs].tolist(), strict=True):
+        while path and path[-1][1] >= depth:
+            path.pop()
+        if path:
+            start, above = path[-1]
+            yield start + depth - above
+        path.append((row, depth))
+
+
+def _subtree_stops(depths: IntArray, bounds: Sequence[int]) -> list[int]:
+    """Find for each segment the first row behind it that is no deeper than its first."""
+    *starts, size = bounds
+    stops = [size] * len(starts)
+    path: list[tuple[int, int]] = []  # index and depth of segments whose end is not yet seen
+    for index, depth in enumerate(depths[starts].tolist()):
+        while path and path[-1][1] >= depth:
+            stops[path.pop()[0]] = starts[index]
+        path.append((index, depth))
+    return stops

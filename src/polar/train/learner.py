@@ -176,11 +176,10 @@ class Learner:
         found: list[Tensor] = []
 
         def logprobs(batch: TreeBatch) -> Tensor:
-            with torch.no_grad():
-                if reference:
-                    assert self.reference is not None
-                    return self.reference.logprobs(batch)
-                return self.policy.logprobs(batch)[0]
+            if reference:
+                assert self.reference is not None
+                return self.reference.logprobs(batch)
+            return self.policy.measure(batch)[0]
 
         if self.policy.lockstep is None:
             return [logprobs(batch) for batch in batches]

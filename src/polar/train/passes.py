@@ -71,14 +71,17 @@ class Passes:
         moves = len(passes) > 1  # from the second update on, the policy is not the old one
         befores = self._befores(minibatches, moves=moves)
         work, done = sum(b.token_ids.size for m in passes for b in m.batches), 0
+
+        def advance(nodes: int) -> None:
+            nonlocal done
+            done += nodes
+            progress(done / work)
+
         with self.optimizer.all_or_nothing(steps=len(passes)):
             for minibatch in passes:
 
                 def learn(batch: TreeBatch, minibatch: Minibatch = minibatch) -> None:
-                    nonlocal done
-                    self._learn(batch, minibatch, befores[id(batch)])
-                    done += batch.token_ids.size
-                    progress(done / work)
+                    self._learn(batch, minibatch, befores[id(batch)], advance)
 
                 lockstep = self.policy.lockstep is not None
                 idle = self.policy.idle if lockstep else None
@@ -109,14 +112,21 @@ class Passes:
             return _Before(self._tensor(batch.engine_logprobs), reference)
         if not moves:
             return _Before(None, reference)
-        with torch.no_grad():
-            return _Before(self.policy.logprobs(batch)[0], reference)
+        return _Before(self.policy.measure(batch)[0], reference)
 
-    def _learn(self, batch: TreeBatch, minibatch: Minibatch, before: _Before) -> None:
+    def _learn(
+        self,
+        batch: TreeBatch,
+        minibatch: Minibatch,
+        before: _Before,
+        advance: Callable[[int], None],
+    ) -> None:
         def loss_of(samples: Indices, logprobs: Tensor, entropies: Tensor) -> Tensor:
             return self._loss(batch, minibatch, before, samples, (logprobs, entropies)).loss
 
-        logprobs, entropies = self.policy.learn(batch, loss_of, collect=self.optimizer.collect)
+        logprobs, entropies = self.policy.learn(
+            batch, loss_of, collect=self.optimizer.collect, advance=advance
+        )
         entropies = entropies[self._tensor(batch.sample_rows)]
         everything = np.arange(batch.sample_rows.size)
         result = self._loss(batch, minibatch, before, everything, (logprobs, entropies))

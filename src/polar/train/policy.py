@@ -27,6 +27,10 @@ def _nothing() -> None:
     """Do nothing."""
 
 
+def _ignore(_: int) -> None:
+    """Do nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class Policy:
     """A model and how it is sampled from."""
@@ -39,9 +43,10 @@ class Policy:
     logits_per_chunk: int = 256
     """Positions whose logits are in memory at once."""
     checkpoint_above: int | None = None
-    """Trees with more nodes are computed with gradient checkpointing."""
+    """What has more nodes is computed with gradient checkpointing: pieces, those that they descend
+    from counted in, and trees that are computed at once."""
     keep: Keep = "products"
-    """What the layers of smaller trees keep for the backward pass."""
+    """What the layers keep of others for the backward pass."""
     piece_tokens: int = 512
     """About how many nodes of a tree `learn` computes at once."""
     kernel: Kernel = "blocks"
@@ -52,6 +57,13 @@ class Policy:
     """Through what all ranks make each pass at once; absent: passes are this process's own."""
     shaping: Shaping = PLAIN
     """What the model does behind its head."""
+
+    def most_nodes(self, at_once: int) -> int | None:
+        """Say how large a tree may be if memory holds `at_once` nodes; absent: of any size.
+
+        Of a tree that is computed in pieces, memory holds the path to one of them.
+        """
+        return None if self.lockstep is None else at_once
 
     def logprobs(self, batch: TreeBatch) -> tuple[Tensor, Tensor]:
         """Compute the logprob of every sample of a batch at once, with gradient.
@@ -69,8 +81,24 @@ class Policy:
 
         return compute() if self.lockstep is None else self.lockstep.forward(compute)
 
+    @torch.no_grad()
+    def measure(self, batch: TreeBatch) -> tuple[Tensor, Tensor]:
+        """Compute the same without gradient, in pieces unless it is in lockstep.
+
+        Raises:
+            TrainingError: The model mixes tokens by other means than standard attention.
+        """
+        if self.lockstep is not None:
+            return self.logprobs(batch)
+        return self._depth_first(batch).measure(cut_pieces(batch.layout, self.piece_tokens))
+
     def learn(
-        self, batch: TreeBatch, loss_of: LossOf, *, collect: Callable[[], None] = _nothing
+        self,
+        batch: TreeBatch,
+        loss_of: LossOf,
+        *,
+        collect: Callable[[], None] = _nothing,
+        advance: Callable[[int], None] = _ignore,
     ) -> tuple[Tensor, Tensor]:
         """Add the gradient of a loss of the logprobs to the parameters.
 
@@ -78,6 +106,7 @@ class Policy:
             batch: The tree; computed in pieces, or in lockstep at once.
             loss_of: The loss, trace by trace.
             collect: Called whenever there are gradients to be moved elsewhere.
+            advance: Told as the work goes on how many more nodes are done with.
 
         Returns:
             Logprobs float32 [samples], and entropies float32 [rows], both without gradient.
@@ -87,20 +116,28 @@ class Policy:
                 loss is not finite.
         """
         if self.lockstep is not None:
-            return learn_at_once(batch, loss_of, self.logprobs(batch), self.lockstep)
-        depth_first = DepthFirst(
-            batch,
-            compute=lambda tree, samples, rows: self._compute(batch, tree, samples, rows),
-            loss_of=loss_of,
-            collect=collect,
-            kernel=self.kernel,
-            device=self.model.device,
-        )
-        return depth_first.run(cut_pieces(batch.layout, self.piece_tokens))
+            found = learn_at_once(batch, loss_of, self.logprobs(batch), self.lockstep)
+            advance(batch.token_ids.size)
+            return found
+
+        def done(nodes: int) -> None:
+            collect()
+            advance(nodes)
+
+        pieces = cut_pieces(batch.layout, self.piece_tokens)
+        return self._depth_first(batch).learn(pieces, loss_of=loss_of, done=done)
 
     def idle(self) -> None:
         """Make the passes of `learn` with the other ranks, and add nothing to the gradient."""
         self.learn(idle_tree(), empty_lesson)
+
+    def _depth_first(self, batch: TreeBatch) -> DepthFirst:
+        return DepthFirst(
+            batch,
+            compute=lambda tree, samples, rows: self._compute(batch, tree, samples, rows),
+            kernel=self.kernel,
+            device=self.model.device,
+        )
 
     def _compute(
         self, batch: TreeBatch, tree: TreeContext, samples: slice, rows: slice
@@ -121,7 +158,8 @@ class Policy:
     def _hidden(self, batch: TreeBatch, tree: TreeContext) -> Tensor:
         """Last hidden state of every node that is computed: [nodes, hidden_size]."""
         limit = self.checkpoint_above
-        large = limit is not None and batch.token_ids.size > limit
+        held = sum(stop - start for start, stop in tree.key_rows())
+        large = limit is not None and held > limit
         # Choosing what to keep takes hold of every operation, so nothing would compile.
         plain = self.kernel == "flex" or not self.shares_prefixes
         keep = "everything" if plain and self.keep == "products" else self.keep

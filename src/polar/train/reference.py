@@ -6,7 +6,6 @@ import copy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -66,8 +65,7 @@ class Reference:
             frozen.set_attn_implementation(ATTENTION_NAME)
         return cls(replace(policy, model=frozen, lockstep=shards.another(frozen)), ())
 
-    @torch.no_grad()
     def logprobs(self, batch: TreeBatch) -> Tensor:
-        """Compute the logprob of every sample of a batch: float32 [samples]."""
+        """Compute the logprob of every sample of a batch, without gradient: float32 [samples]."""
         with switched_off(self.adapters):
-            return self.policy.logprobs(batch)[0]
+            return self.policy.measure(batch)[0]

@@ -139,11 +139,14 @@ class TrainSettings(BaseModel):
     minibatches_per_step: Annotated[int, Field(ge=1)] = 1
     """Optimizer steps that the groups of a step are divided among, in each pass."""
     max_tokens_per_batch: Annotated[int, Field(ge=1)] = 2048
-    """Most unique tokens in one forward and backward pass. A longer trace makes a pass of its own,
-    with gradient checkpointing."""
+    """Of how many unique tokens the layers hold all that the backward pass needs: those from the
+    beginning of a session to the piece at hand. Pieces that lie further on are computed with
+    gradient checkpointing. With `shard: layers`: most unique tokens of a tree; a longer trace makes
+    a tree of its own, with gradient checkpointing."""
     max_tokens_per_piece: Annotated[int, Field(ge=1)] = 512
     """About how many unique tokens of a tree go through forward and backward at once. Memory holds
-    what the layers keep for one piece and for the path to it."""
+    what the layers keep for one piece and for the path to it, and that path's keys and values with
+    their gradients."""
     max_trace_tokens: Annotated[int, Field(ge=1)] = 16384
     """Longer traces are dropped and counted."""
     logits_per_chunk: Annotated[int, Field(ge=1)] = 256

@@ -66,16 +66,30 @@ def plan_supervised(  # noqa: PLR0913 - by name
     settings: TrainSettings,
     order: np.random.Generator,
     share: bool = True,
+    most_nodes: int | None = None,
     ranks: int = 1,
 ) -> SupervisedPlan:
-    """Shuffle the sessions anew for each epoch and merge each optimizer step's into trees."""
+    """Shuffle the sessions anew for each epoch and merge each optimizer step's into trees.
+
+    Args:
+        trajectories: The sessions.
+        epochs: How often each is seen.
+        batch_sessions: Sessions of an optimizer step.
+        settings: How long a trace may be.
+        order: Shuffles.
+        share: Whether trees share what sessions have in common.
+        most_nodes: Of one tree; absent: any number.
+        ranks: Among how many the trees of a step are divided.
+    """
     planned, dropped = [], 0
     for _ in range(epochs):
         shuffled = order.permutation(len(trajectories)).tolist()
         steps = []
         for start in range(0, len(shuffled), batch_sessions):
             traces = _traces(trajectories[i] for i in shuffled[start : start + batch_sessions])
-            step, long = _plan_step(traces, settings, share=share, ranks=ranks)
+            step, long = _plan_step(
+                traces, settings, share=share, most_nodes=most_nodes, ranks=ranks
+            )
             dropped += sum(int(traces[i].loss_mask.sum()) for i in long)
             if step.tokens:
                 steps.append(step)
@@ -104,17 +118,23 @@ def run_supervised(
     """
     losses, done, work = [], 0, sum(b.token_ids.size for b in plan.batches)
     idle = None if policy.lockstep is None else policy.idle
+
+    def advance(nodes: int) -> None:
+        nonlocal done
+        done += nodes
+        progress(done / work)
+
     for epoch in plan.epochs:
         total = 0.0
         for step in epoch:
 
             def learn(batch: TreeBatch, tokens: int = step.tokens) -> None:
-                nonlocal total, done
+                nonlocal total
                 loss_of = partial(_share, tokens=tokens)
-                logprobs, _ = policy.learn(batch, loss_of, collect=optimizer.collect)
+                logprobs, _ = policy.learn(
+                    batch, loss_of, collect=optimizer.collect, advance=advance
+                )
                 total -= float(logprobs.sum())
-                done += batch.token_ids.size
-                progress(done / work)
 
             for_each(step.hands[0], learn, ranks=ranks, idle=idle)
             with exposed(ranks):
@@ -124,16 +144,20 @@ def run_supervised(
 
 
 def _plan_step(
-    traces: Sequence[Trace], settings: TrainSettings, *, share: bool, ranks: int
+    traces: Sequence[Trace],
+    settings: TrainSettings,
+    *,
+    share: bool,
+    most_nodes: int | None,
+    ranks: int,
 ) -> tuple[SupervisedStep, tuple[int, ...]]:
     """Plan an optimizer step, and tell which traces are too long for it."""
 
-    def plan(max_tokens: int) -> list[TreeBatch]:
+    def plan(max_tokens: int | None) -> list[TreeBatch]:
         longest = settings.max_trace_tokens
-        limits = {"max_tokens": max_tokens, "max_trace_tokens": longest}
-        return plan_batches(traces, **limits, share=share)[0]
+        return plan_batches(traces, max_tokens=max_tokens, max_trace_tokens=longest, share=share)[0]
 
-    hands = deal(plan, max_tokens=settings.max_tokens_per_batch, ranks=ranks)
+    hands = deal(plan, max_tokens=most_nodes, ranks=ranks)
     tokens = sum(batch.sample_rows.size for hand in hands for batch in hand)
     long = tuple(i for i, t in enumerate(traces) if t.token_ids.size > settings.max_trace_tokens)
     return SupervisedStep(hands, tokens), long

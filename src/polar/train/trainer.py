@@ -167,6 +167,7 @@ class Trainer:
             settings=self.settings,
             order=np.random.default_rng([self.settings.seed, self.weight_version]),
             share=self._policy.shares_prefixes,
+            most_nodes=self._policy.most_nodes(self.settings.max_tokens_per_batch),
             ranks=self._ranks.size,
         )
         if not plan.batches:
@@ -298,7 +299,7 @@ class Trainer:
         traces = [lesson.trace for lesson in found]
         hands = deal(
             partial(self._trees_of, traces),
-            max_tokens=self.settings.max_tokens_per_batch,
+            max_tokens=self._policy.most_nodes(self.settings.max_tokens_per_batch),
             ranks=self._ranks.size,
         )
         advantages = np.concatenate([np.zeros(0, np.float32), *(x.advantages for x in found)])
@@ -327,13 +328,14 @@ class Trainer:
                 return
 
     def _trees(self, traces: Sequence[Trace]) -> tuple[list[TreeBatch], tuple[int, ...]]:
-        return self._planned(traces, self.settings.max_tokens_per_batch)
+        most = self._policy.most_nodes(self.settings.max_tokens_per_batch)
+        return self._planned(traces, most)
 
-    def _trees_of(self, traces: Sequence[Trace], max_tokens: int) -> list[TreeBatch]:
+    def _trees_of(self, traces: Sequence[Trace], max_tokens: int | None) -> list[TreeBatch]:
         return self._planned(traces, max_tokens)[0]
 
     def _planned(
-        self, traces: Sequence[Trace], max_tokens: int
+        self, traces: Sequence[Trace], max_tokens: int | None
     ) -> tuple[list[TreeBatch], tuple[int, ...]]:
         return plan_batches(
             traces,

@@ -50,13 +50,13 @@ class TreeBatch:
 
 
 def plan_batches(
-    traces: Sequence[Trace], *, max_tokens: int, max_trace_tokens: int, share: bool = True
+    traces: Sequence[Trace], *, max_tokens: int | None, max_trace_tokens: int, share: bool = True
 ) -> tuple[list[TreeBatch], tuple[int, ...]]:
     """Divide traces into trees of at most `max_tokens` nodes, recomputing as few as possible.
 
     A tree that is too large is cut between two traces; the prefix that they share is then
     computed in both parts. A trace with more than `max_tokens` is a batch of its own, and so is
-    every trace if nothing is to be shared.
+    every trace if nothing is to be shared. Without the limit all traces are one batch.
 
     Returns:
         The batches, and the indices of the traces longer than `max_trace_tokens` (dropped).
@@ -67,7 +67,12 @@ def plan_batches(
     )
     shared = _shared_prefixes(traces, order)
     lengths = [traces[i].token_ids.size for i in order]
-    cuts = _best_cuts(lengths, shared, max_tokens) if share else list(range(len(order) + 1))
+    if not share:
+        cuts = list(range(len(order) + 1))
+    elif max_tokens is None:
+        cuts = [0, len(order)] if order else [0]
+    else:
+        cuts = _best_cuts(lengths, shared, max_tokens)
     return [
         _build(traces, order[a:b], [0, *shared[a + 1 : b]]) for a, b in itertools.pairwise(cuts)
     ], dropped

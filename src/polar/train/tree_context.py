@@ -107,8 +107,7 @@ class TreeContext:
         for first, end in self.key_rows():
             segments += [
                 (s, slice(s.start - first + offset, s.stop - first + offset))
-                for s in self.layout.segments
-                if first <= s.start < end
+                for s in self.layout.segments_of(first, end)
             ]
             offset += end - first
         for s, keys in segments:

@@ -82,6 +82,15 @@ def test_checkpointed_layers_have_the_gradients_of_separate_sequences(family):
     assert_same(tree_gradients(model, traces, checkpoint_above=0), expected)
 
 
+@pytest.mark.parametrize("held", [6, 12, 24])
+def test_pieces_of_which_the_deeper_are_checkpointed_have_the_gradients_of_sequences(held):
+    model, traces = make_model(), branching_traces()
+    expected = separate_gradients(model, traces)
+    model.set_attn_implementation(ATTENTION_NAME)
+    actual = learned_gradients(model, traces, piece_tokens=4, checkpoint_above=held)
+    assert_same(actual, expected)
+
+
 def test_a_window_is_counted_along_the_path_and_not_along_the_rows():
     """A second reply lies behind the first, but the prompt is as near to it."""
     prompt, first, second = list(range(3, 15)), [20] * 30, [30, 31, 32]

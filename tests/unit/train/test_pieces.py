@@ -116,6 +116,28 @@ def test_a_group_holds_about_as_much_as_its_longest_session():
     assert whole > 3 * many
 
 
+def test_what_lies_beyond_the_limit_holds_its_inputs_only():
+    model = make_model()
+    model.set_attn_implementation(ATTENTION_NAME)
+
+    def held(limit):
+        policy = Policy(model, keep="everything", piece_tokens=30, checkpoint_above=limit)
+        return most_held(lambda: policy.learn(group(90, 15, 8), lambda _, x, __: x.sum()))
+
+    prompt_too, replies_only, nothing = held(0), held(90), held(120)
+    assert 2 * prompt_too < replies_only < nothing
+
+
+@pytest.mark.parametrize("size", [1, 4, 16])
+def test_what_is_measured_in_pieces_is_that_of_the_whole_tree(size):
+    model, batch = make_model(), build_tree(branching_traces())
+    model.set_attn_implementation(ATTENTION_NAME)
+    found = Policy(model, piece_tokens=size).measure(batch)
+    for measured, expected in zip(found, Policy(model).logprobs(batch), strict=True):
+        assert not measured.requires_grad
+        torch.testing.assert_close(measured, expected.detach())
+
+
 def test_a_loss_that_is_not_finite_is_an_error():
     model = make_model()
     model.set_attn_implementation(ATTENTION_NAME)

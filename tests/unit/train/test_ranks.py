@@ -190,6 +190,13 @@ def test_traces_that_share_nearly_everything_are_not_torn_apart():
     assert (tokens(first), tokens(second)) in {(84, 0), (82, 82)}
 
 
+def test_a_long_prompt_is_computed_once_a_rank_and_not_once_a_session():
+    prompt = [*range(3, 83)]
+    traces = [make_trace([*prompt, *[n] * 10], range(80, 90)) for n in range(3, 11)]
+    hands = deal(planned(traces), max_tokens=None, ranks=2)
+    assert [tokens(hand) for hand in hands] == [80 + 4 * 10] * 2
+
+
 def test_alone_a_plan_is_left_as_it_is():
     traces = branching_traces()
     (hand,) = deal(planned(traces), max_tokens=40, ranks=1)

@@ -59,7 +59,7 @@ def same(first, second):
         {"lora": LORA, "lr": 1e-2, "dtype": "bfloat16"},
         {"train_embeddings": False, "frozen_layers": 1},
         {"gradient_checkpointing": True},
-        {"max_tokens_per_batch": 8},
+        {"max_tokens_per_batch": 8, "max_tokens_per_piece": 4},
     ],
     ids=str,
 )
@@ -91,10 +91,10 @@ def test_a_step_reports_what_it_computed():
     assert 0.0 < metrics.entropy < np.log(97)
 
 
-def test_batches_of_a_step_add_up_to_the_same_gradient():
-    whole, parts = make_trainer(), make_trainer(max_tokens_per_batch=8)
+def test_a_prompt_is_computed_once_even_if_it_is_longer_than_a_batch():
+    whole, parts = make_trainer(), make_trainer(max_tokens_per_batch=2, max_tokens_per_piece=2)
     first, second = whole.step([group_for(whole)]), parts.step([group_for(parts)])
-    assert second.tree_tokens > first.tree_tokens
+    assert second.tree_tokens == first.tree_tokens == len(PROMPT) + 3 + 1 + 4
     assert second.grad_norm == pytest.approx(first.grad_norm, rel=1e-4)
     assert second.loss == pytest.approx(first.loss, abs=1e-6)
 
@@ -194,10 +194,7 @@ def test_a_loss_that_is_not_finite_undoes_the_whole_step():
 
 
 def test_a_step_after_a_cancelled_one_has_no_gradient_left_over():
-    trainer, undisturbed = (
-        make_trainer(max_tokens_per_batch=8),
-        make_trainer(max_tokens_per_batch=8),
-    )
+    trainer, undisturbed = (make_trainer(max_tokens_per_piece=2) for _ in range(2))
     group = group_for(trainer)
 
     def stop(share):
@@ -228,9 +225,10 @@ def test_a_cancelled_warm_start_leaves_the_weights():
 
 
 def test_progress_rises_to_one():
-    trainer, shares = make_trainer(max_tokens_per_batch=8, epochs_per_step=2), []
+    trainer, shares = make_trainer(max_tokens_per_piece=2, epochs_per_step=2), []
     trainer.step([group_for(trainer)], progress=shares.append)
     assert shares == sorted(shares)
+    assert len(shares) > 2
     assert shares[-1] == 1.0
 
 
