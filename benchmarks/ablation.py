@@ -305,7 +305,7 @@ def main() -> None:
     parser.add_argument("--random", choices=RANDOM, help="train a random model of this size")
     parser.add_argument("--at-work", action="store_true", help="the harness as people use it")
     parser.add_argument("--repeat", type=int, default=1)
-    parser.add_argument("--tree-tokens", type=int, default=131_072, help="most nodes of a pass")
+    parser.add_argument("--tree-tokens", type=int, help="most nodes of a tree; absent: any number")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--count-only", action="store_true", help="compute no gradient")
     options = parser.parse_args()
