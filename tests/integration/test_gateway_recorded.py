@@ -164,6 +164,24 @@ async def test_a_client_that_leaves_keeps_what_was_told_as_abandoned(tmp_path):
     assert len(call.prompt_ids)
 
 
+async def test_a_streams_first_event_tells_the_prompts_length_as_the_server_told_it(tmp_path):
+    async with recorded(tmp_path, "one") as setup:
+        session = await setup.open()
+        client = anthropic.AsyncAnthropic(
+            base_url=f"{setup.url}/s/{session.key}", api_key=session.key, max_retries=0
+        )
+        async with client:
+            asked = {"model": "m", "max_tokens": 9, "stream": True}
+            said = [{"role": "user", "content": "Hello"}]
+            events = await client.messages.create(**asked, messages=said)
+            first = await anext(aiter(events))
+            async for _ in events:
+                pass
+
+    (call,) = calls_of(tmp_path, session)
+    assert first.message.usage.input_tokens == len(call.prompt_ids)
+
+
 async def test_of_a_server_that_tells_no_ids_the_text_is_kept_and_labelled(tmp_path):
     text = {"text_only": True}
     async with recorded(tmp_path, "one", "two", settings=text, ids=False) as setup:

@@ -142,6 +142,12 @@ class RunningCall:
         self._watchdog: asyncio.TimerHandle | None = None
         self._task = asyncio.create_task(self._run(), name=request.id)
 
+    @property
+    def prompt_tokens(self) -> int:
+        """Length of the prompt: 0 as long as only the engine knows it."""
+        prompt = self.request.prompt
+        return len(prompt.prompt_ids if isinstance(prompt, Prepared) else self._told_prompt())
+
     def abandon(self, reason: PolarError) -> bool:
         """Stop sampling; what was sampled so far goes on record as abandoned.
 
@@ -351,8 +357,10 @@ class RunningCall:
         prompt = self.request.prompt
         if isinstance(prompt, Prepared):
             return prompt
-        told = next((chunk.prompt_ids for chunk in self._chunks if chunk.prompt_ids), ())
-        return prompt(np.array(told, dtype=np.int32))
+        return prompt(np.array(self._told_prompt(), dtype=np.int32))
+
+    def _told_prompt(self) -> tuple[int, ...]:
+        return next((chunk.prompt_ids for chunk in self._chunks if chunk.prompt_ids), ())
 
     def _cached_tokens(self) -> int:
         return self._chunks[0].cached_tokens if self._chunks else 0

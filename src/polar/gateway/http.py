@@ -190,18 +190,18 @@ class GatewayApp:
         await send_whole(send, 200, body)
 
     async def _stream(self, dialect: Dialect, chat: Chat, call: RunningCall, send: Send) -> None:
-        encoder = dialect.encoder(
-            chat,
-            response_id=call.request.id,
-            created=int(self._clock()),
-            prompt_tokens=len(call.request.prepared.prompt_ids),
-        )
         with call.feed.reader() as reader:
             if not call.request.rendered:  # whether the prompt fits is not known yet
                 await reader.begun(timeout_s=self._settings.keepalive_s)
                 if isinstance(reader.ending, PolarError):
                     await self._send_error(dialect, reader.ending, send)
                     return
+            encoder = dialect.encoder(
+                chat,
+                response_id=call.request.id,
+                created=int(self._clock()),
+                prompt_tokens=call.prompt_tokens,
+            )
             await send(head(200, b"text/event-stream", (b"cache-control", b"no-cache")))
             await send_part(send, encoder.start())
             ending = await self._follow(reader, encoder, send)
