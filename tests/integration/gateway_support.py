@@ -95,6 +95,7 @@ class ByteEngine:
                         return
                     yield self._chunk(byte)
                     left -= 1
+                    await asyncio.sleep(0)  # as a real one: what is there is sent meanwhile
             yield self._chunk(END, "stop")
         except (asyncio.CancelledError, GeneratorExit):
             self.cancelled.append(request.id)

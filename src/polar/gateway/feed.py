@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 from polar.errors import PolarError
+from polar.rendering import joined
 from polar.types import Delta, Reply
 
 __all__ = ["Feed", "Reader"]
@@ -53,6 +54,7 @@ class Feed:
             yield reader
         finally:
             self._readers.discard(reader)
+            reader.stop_alarm()
             if self.deserted and self.ending is None:
                 self._on_deserted()
 
@@ -67,28 +69,43 @@ class Reader:
     def __init__(self, feed: Feed) -> None:
         self._feed = feed
         self._position = 0
-        self._news = asyncio.Event()
-        self.wake()
+        self._loop = asyncio.get_running_loop()
+        self._news: asyncio.Future[None] | None = None
+        self._alarm: asyncio.TimerHandle | None = None
 
     def wake(self) -> None:
         """Say that there is something new."""
-        self._news.set()
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
 
-    async def begun(self, *, timeout_s: float) -> None:
-        """Wait until there is something to read, or the end, or the time is up."""
-        if self._pending() or self._feed.ending is not None:
-            return
-        self._news.clear()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await self._news.wait()
+    def stop_alarm(self) -> None:
+        """Wait for no time any more."""
+        if self._alarm is not None:
+            self._alarm.cancel()
 
-    async def more(self, *, timeout_s: float) -> Sequence[Delta]:
-        """Wait for deltas not read yet; nothing comes back at the end or after the time is up."""
-        await self.begun(timeout_s=timeout_s)
+    async def begun(self, *, until: float) -> None:
+        """Wait until there is something to read, or the end, or the time is up.
+
+        Args:
+            until: Time of the event loop; never earlier than it was for the wait before.
+        """
+        while not self._pending() and self._feed.ending is None and self._loop.time() < until:
+            if self._alarm is None:
+                self._alarm = self._loop.call_at(until, self._ring)
+            await self._wait()
+
+    async def more(self, *, until: float) -> Sequence[Delta]:
+        """Wait for deltas not read yet; nothing comes back at the end or after the time is up.
+
+        Deltas that go on with one text come as one: whoever is behind has less to send.
+
+        Args:
+            until: Time of the event loop; never earlier than it was for the wait before.
+        """
+        await self.begun(until=until)
         deltas = self._feed.deltas[self._position :]
         self._position += len(deltas)
-        return deltas
+        return joined(deltas)
 
     @property
     def ending(self) -> Ending | None:
@@ -98,9 +115,17 @@ class Reader:
     async def whole(self) -> Ending:
         """Wait for the end."""
         while self._feed.ending is None:
-            self._news.clear()
-            await self._news.wait()
+            await self._wait()
         return self._feed.ending
+
+    async def _wait(self) -> None:
+        self._news = self._loop.create_future()
+        await self._news
+
+    def _ring(self) -> None:
+        """Look at the time: one alarm stands for many waits, and may be early for the last."""
+        self._alarm = None
+        self.wake()
 
     def _pending(self) -> bool:
         return self._position < len(self._feed.deltas)

@@ -192,7 +192,8 @@ class GatewayApp:
     async def _stream(self, dialect: Dialect, chat: Chat, call: RunningCall, send: Send) -> None:
         with call.feed.reader() as reader:
             if not call.request.rendered:  # whether the prompt fits is not known yet
-                await reader.begun(timeout_s=self._settings.keepalive_s)
+                now = asyncio.get_running_loop().time()
+                await reader.begun(until=now + self._settings.keepalive_s)
                 if isinstance(reader.ending, PolarError):
                     await self._send_error(dialect, reader.ending, send)
                     return
@@ -222,7 +223,7 @@ class GatewayApp:
         due_at = now() + self._settings.keepalive_s
         sent_bytes = 0
         while (ending := reader.ending) is None:
-            deltas = await reader.more(timeout_s=max(due_at - now(), 0))
+            deltas = await reader.more(until=due_at)
             part = b"".join(map(encoder.delta, deltas))
             if not part and reader.ending is None and now() >= due_at:
                 part = encoder.keepalive()

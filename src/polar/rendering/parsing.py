@@ -16,7 +16,7 @@ from polar.types import (
     ToolCallStart,
 )
 
-__all__ = ["Detokenizer", "HermesParser"]
+__all__ = ["Detokenizer", "HermesParser", "joined"]
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -228,26 +228,34 @@ class HermesParser:
 
     def _take_deltas(self) -> list[Delta]:
         deltas, self._deltas = self._deltas, []
-        return _joined(deltas)
+        return list(joined(deltas))
 
 
 def _overlap(text: str, tag: str) -> int:
     """Length of the longest end of `text` that is a beginning of `tag`, the whole excepted."""
+    if tag[0] not in text[1 - len(tag) :]:
+        return 0
     for length in range(min(len(text), len(tag) - 1), 0, -1):
         if tag.startswith(text[-length:]):
             return length
     return 0
 
 
-def _joined(deltas: Sequence[Delta]) -> list[Delta]:
-    """Join neighbours of plain text."""
-    joined: list[Delta] = []
-    for delta in deltas:
-        match joined[-1:], delta:
-            case [TextDelta(text=before)], TextDelta(text=text):
-                joined[-1] = TextDelta(before + text)
-            case [ReasoningDelta(text=before)], ReasoningDelta(text=text):
-                joined[-1] = ReasoningDelta(before + text)
+def joined(deltas: Sequence[Delta]) -> Sequence[Delta]:
+    """Join neighbours that go on with one text."""
+    if len(deltas) < 2:
+        return deltas
+    whole = [deltas[0]]
+    for delta in deltas[1:]:
+        match whole[-1], delta:
+            case TextDelta(text=before), TextDelta(text=text):
+                whole[-1] = TextDelta(before + text)
+            case ReasoningDelta(text=before), ReasoningDelta(text=text):
+                whole[-1] = ReasoningDelta(before + text)
+            case ToolArgumentsDelta(index=one, text=before), ToolArgumentsDelta(
+                index=other, text=text
+            ) if one == other:
+                whole[-1] = ToolArgumentsDelta(one, before + text)
             case _:
-                joined.append(delta)
-    return joined
+                whole.append(delta)
+    return whole

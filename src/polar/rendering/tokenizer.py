@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from polar.errors import ModelMissing
+from polar.rendering.bytelevel import ByteDecoder, is_byte_level
 from polar.rendering.pieces import PieceEncoder, can_be_cut
 
 __all__ = [
@@ -106,8 +107,10 @@ def decoder_of(tokenizer: Tokenizer) -> Callable[[Sequence[int]], str]:
     """
     if not _is_plain(tokenizer, "decode", "_decode"):
         return partial(decode, tokenizer)
-    raw = cast(Any, tokenizer).backend_tokenizer.decode
-    return lambda token_ids: cast(str, raw(list(token_ids), skip_special_tokens=False))
+    raw = cast(Any, tokenizer).backend_tokenizer
+    if is_byte_level(raw):
+        return ByteDecoder(raw)
+    return lambda token_ids: cast(str, raw.decode(list(token_ids), skip_special_tokens=False))
 
 
 def fingerprint(tokenizer: Tokenizer) -> str:

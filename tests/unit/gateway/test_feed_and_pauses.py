@@ -13,6 +13,10 @@ REPLY = Reply(Message("assistant", "ab"), "stop", Usage(1, 2))
 A, B = TextDelta("a"), TextDelta("b")
 
 
+def later(seconds):
+    return asyncio.get_running_loop().time() + seconds
+
+
 async def test_a_late_reader_reads_from_the_start():
     feed = Feed(lambda: None)
     feed.put([A])
@@ -20,19 +24,19 @@ async def test_a_late_reader_reads_from_the_start():
     feed.finish(REPLY)
     with feed.reader() as reader:
         assert reader.ending is None
-        assert await reader.more(timeout_s=1) == [A, B]
+        assert await reader.more(until=later(1)) == [TextDelta("ab")]
         assert reader.ending is REPLY
 
 
 async def test_a_waiting_reader_is_woken_by_news_and_by_the_end():
     feed = Feed(lambda: None)
     with feed.reader() as reader, feed.reader() as other:
-        waiting = asyncio.create_task(reader.more(timeout_s=30))
+        waiting = asyncio.create_task(reader.more(until=later(30)))
         whole = asyncio.create_task(other.whole())
         await asyncio.sleep(0)
         feed.put([A])
         assert await waiting == [A]
-        waiting = asyncio.create_task(reader.more(timeout_s=30))
+        waiting = asyncio.create_task(reader.more(until=later(30)))
         await asyncio.sleep(0)
         feed.finish(REPLY)
         assert await waiting == []
@@ -42,8 +46,30 @@ async def test_a_waiting_reader_is_woken_by_news_and_by_the_end():
 async def test_nothing_new_in_time_is_nothing():
     feed = Feed(lambda: None)
     with feed.reader() as reader:
-        assert list(await reader.more(timeout_s=0.001)) == []
+        assert await reader.more(until=later(0.001)) == []
         assert reader.ending is None
+
+
+async def test_a_reader_waits_for_its_time_after_news_came_before_it():
+    feed = Feed(lambda: None)
+    with feed.reader() as reader:
+        waiting = asyncio.create_task(reader.more(until=later(0.01)))
+        await asyncio.sleep(0)
+        feed.put([A])
+        assert await waiting == [A]
+        until = later(0.05)
+        assert await reader.more(until=until) == []
+        assert later(0) >= until
+
+
+async def test_a_reader_that_left_sets_off_no_alarm():
+    feed = Feed(lambda: None)
+    with feed.reader() as reader:
+        waiting = asyncio.create_task(reader.more(until=later(30)))
+        await asyncio.sleep(0)
+        feed.finish(REPLY)
+        await waiting
+    assert reader._alarm.cancelled()
 
 
 async def test_the_first_ending_stays():

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -6,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from polar.rendering.hermes import call_text, parse_call, tools_section
-from polar.rendering.parsing import Detokenizer, HermesParser
+from polar.rendering.parsing import Detokenizer, HermesParser, joined
 from polar.types import (
     ReasoningDelta,
     TextDelta,
@@ -235,3 +236,27 @@ def test_each_tool_is_described_on_one_line():
     tools = [ToolSpec(name, "Does\nit.", {"type": "object"}) for name in ("a", "b")]
     lines = [line for line in tools_section(tools).splitlines() if line.startswith('{"name": "')]
     assert [json.loads(line)["name"] for line in lines[:2]] == ["a", "b"]
+
+
+DELTAS = st.one_of(
+    st.builds(TextDelta, st.text(max_size=2)),
+    st.builds(ReasoningDelta, st.text(max_size=2)),
+    st.builds(ToolCallStart, st.integers(0, 1), st.just("id"), st.just("name")),
+    st.builds(ToolArgumentsDelta, st.integers(0, 1), st.text(max_size=2)),
+)
+
+
+def pieces(deltas):
+    """Take deltas apart to single characters, each with what it goes on with."""
+    for delta in deltas:
+        if isinstance(delta, ToolCallStart):
+            yield delta
+        else:
+            yield from (replace(delta, text=character) for character in delta.text)
+
+
+@given(st.lists(DELTAS))
+def test_joined_deltas_say_the_same_in_the_same_order(deltas):
+    whole = joined(deltas)
+    assert list(pieces(whole)) == list(pieces(deltas))
+    assert len(joined(whole)) == len(whole)

@@ -4,8 +4,10 @@ from functools import partial
 
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import decoders
 from transformers import PreTrainedTokenizerFast
 
+from polar.rendering.bytelevel import ByteDecoder
 from polar.rendering.tiny import tiny_tokenizer
 from polar.rendering.tokenizer import decode, decoder_of, encode, encoder_of
 
@@ -68,3 +70,30 @@ class Whispering(PreTrainedTokenizerFast):
 def test_a_tokenizer_that_encodes_in_its_own_way_is_heeded():
     own = Whispering(tokenizer_object=TOKENIZER.backend_tokenizer)
     assert encoder_of(own)("LOUD") == encode(TOKENIZER, "loud")
+
+
+def with_added(*tokens):
+    """A byte-level tokenizer with more tokens."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_tokens(list(tokens))
+    return tokenizer
+
+
+WIDE = with_added("<\uff5cwide\uff5c>", "naïve", "tab\there", "Ġ")
+
+
+@given(st.lists(st.integers(0, len(WIDE) + 20)))
+def test_bytes_are_decoded_by_a_table_to_what_the_tokenizer_says(token_ids):
+    fast = decoder_of(WIDE)
+    assert isinstance(fast, ByteDecoder)
+    raw = WIDE.backend_tokenizer.decode(token_ids, skip_special_tokens=False)
+    assert fast(token_ids) == raw
+
+
+def test_a_tokenizer_whose_tokens_are_no_bytes_is_decoded_by_itself():
+    own = tiny_tokenizer()
+    own.backend_tokenizer.decoder = decoders.Metaspace()
+    fast = decoder_of(own)
+    assert not isinstance(fast, ByteDecoder)
+    ids = own.encode("one two", add_special_tokens=False)
+    assert fast(ids) == decode(own, ids)
