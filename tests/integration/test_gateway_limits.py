@@ -302,3 +302,27 @@ async def test_a_request_too_deep_to_be_recorded_is_refused_and_does_not_end_the
         assert setup.gateway.failure is None
         (call,) = await setup.journal.calls(session.id)
         assert call.reply.content == "yes"
+
+
+async def test_the_head_of_an_answer_is_not_held_back_for_its_body(tmp_path):
+    hold = Hold()
+    async with serving(tmp_path, [hold, "x"]) as setup, connected(setup) as (reader, writer):
+        session = await setup.open()
+        body = json.dumps(ask("hi", stream=True)).encode()
+        writer.write(head(session, length=len(body)) + body)
+        async with asyncio.timeout(5):
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 OK")
+            hold.released.set()
+            await reader.readuntil(b"data: [DONE]")
+
+
+async def test_a_client_that_asks_before_it_sends_is_told_to_go_on(tmp_path):
+    async with serving(tmp_path, "x") as setup, connected(setup) as (reader, writer):
+        session = await setup.open()
+        body = json.dumps(ask("hi")).encode()
+        asking = head(session, length=len(body)).replace(b"host: x", b"expect: 100-continue")
+        writer.write(asking)
+        async with asyncio.timeout(5):
+            assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+            writer.write(body)
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 OK")

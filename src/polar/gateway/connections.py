@@ -55,7 +55,8 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Expect a request."""
-        super().connection_made(cast(asyncio.Transport, transport))
+        whole = _WholeStarts(cast(asyncio.Transport, transport), self.loop)
+        super().connection_made(cast(asyncio.Transport, whole))
         self._expect("slow_head", self._limits.head_timeout_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -143,3 +144,40 @@ class LimitedProtocol(HttpToolsProtocol):
         """Drop the connection with what waits in it: closing it would wait for the client."""
         self._limits.on_cut(cut)
         self.transport.abort()
+
+
+class _WholeStarts:
+    """A transport that sends the head of an answer together with what follows it at once.
+
+    The server writes the head by itself, which costs a system call here and often one more at
+    the client, for every answer.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._head = b""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        """Write, or keep a head until there is more or the present step is over."""
+        if self._head:
+            head, self._head = self._head, b""
+            self._transport.writelines((head, data))
+        elif data.startswith(b"HTTP/"):
+            self._head = data
+            self._loop.call_soon(self._flush)
+        else:
+            self._transport.write(data)
+
+    def close(self) -> None:
+        """Close when all is written."""
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        if self._head and not self._transport.is_closing():
+            self._transport.write(self._head)
+        self._head = b""

@@ -297,7 +297,7 @@ class SessionSplicer:
             closed = previous_ids[-1] in self._renderer.stop_token_ids
             return self._afresh(chat, "no_bridge" if closed else "unclosed_turn")
         return Prepared(
-            prompt_ids=np.concatenate([previous_ids, np.array(delta, dtype=np.int32)]),
+            prompt_ids=np.concatenate([previous_ids, _array(delta)]),
             parent_id=parent.id,
             fork_reason="edited_message" if forked else None,
         )
@@ -313,10 +313,15 @@ class SessionSplicer:
 
     def _afresh(self, chat: Chat, reason: str | None) -> Prepared:
         return Prepared(
-            prompt_ids=np.array(self._renderer.render(chat.messages, chat.tools), dtype=np.int32),
+            prompt_ids=_array(self._renderer.render(chat.messages, chat.tools)),
             parent_id=None,
             fork_reason=reason,
         )
+
+
+def _array(token_ids: Sequence[int]) -> IntArray:
+    """Take ids out of a list; for a long one numpy's own way takes twice as long."""
+    return np.fromiter(token_ids, dtype=np.int32, count=len(token_ids))
 
 
 def _opening(tools: bytes, messages: Sequence[Message]) -> _Opening:

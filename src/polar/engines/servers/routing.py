@@ -26,6 +26,8 @@ def choose(affinity: str, able: Sequence[Member]) -> Member:
     """
     if not affinity:
         return min(able, key=lambda member: member.streams)
+    if len(able) == 1:
+        return able[0]
     return max(able, key=lambda member: _draw(affinity, member.address))
 
 
