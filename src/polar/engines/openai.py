@@ -175,10 +175,10 @@ class OpenAIServer(HttpServer):
     async def _read(self, body: dict[str, Any], found: Found) -> AsyncGenerator[Event]:
         reader = EventReader(found.form.ids)
         async with aclosing(self._connection.lines(ROUTE, body)) as lines:
-            async for line in lines:
-                event = reader.read(line)
-                if event is not None:
-                    yield event
+            async for batch in lines:
+                for line in batch:
+                    if (event := reader.read(line)) is not None:
+                        yield event
 
     async def _wait_running(self) -> None:
         await self._running.wait()

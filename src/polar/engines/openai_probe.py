@@ -113,13 +113,12 @@ class _Asking:
         reader = EventReader(self.form.ids)
         try:
             async with aclosing(self.server.lines(ROUTE, self._body(chat))) as lines:
-                async for line in lines:
-                    event = reader.read(line)
-                    if event is None:
-                        continue
-                    heard = True
-                    prompt = prompt or event.prompt_ids
-                    whole = whole or 0 < len(event.token_ids) == len(event.logprobs)
+                async for batch in lines:
+                    events = [event for line in batch if (event := reader.read(line)) is not None]
+                    heard = heard or bool(events)
+                    for event in events:
+                        prompt = prompt or event.prompt_ids
+                        whole = whole or 0 < len(event.token_ids) == len(event.logprobs)
         except BadRequest:
             if not self.form.ids or chat.tools:
                 raise

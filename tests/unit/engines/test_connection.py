@@ -43,7 +43,7 @@ async def falls_silent(request):
 
 async def all_lines(connection):
     async with aclosing(connection.lines("/", {})) as lines:
-        return [line async for line in lines]
+        return [line async for batch in lines for line in batch]
 
 
 async def test_a_connection_whose_answer_has_ended_carries_the_next_request():
@@ -55,7 +55,7 @@ async def test_a_connection_whose_answer_has_ended_carries_the_next_request():
 
     async with connected(answer) as connection:
         for _ in range(3):
-            assert await all_lines(connection) == [b"one\n", b"two\n"]
+            assert await all_lines(connection) == [b"one", b"two"]
     assert len(peers) == 1
 
 
@@ -74,7 +74,7 @@ async def test_leaving_an_answer_before_its_end_hangs_up():
 
     async with connected(answer) as connection:
         async with aclosing(connection.lines("/", {})) as lines:
-            assert await anext(lines) == b"one\n"
+            assert await anext(lines) == [b"one"]
         async with asyncio.timeout(5):
             await gone.wait()
 
@@ -201,13 +201,22 @@ async def test_a_whole_answer_is_read_and_its_connection_used_again():
 
 
 async def test_a_line_may_hold_a_whole_long_reply():
-    line = b"x" * 3_000_000 + b"\n"
+    line = b"x" * 3_000_000
 
     async def answer(request):
-        return await stream_of(request, line[:1_000_000], line[1_000_000:], b"end\n")
+        return await stream_of(request, line[:1_000_000], line[1_000_000:] + b"\n", b"end\n")
 
     async with connected(answer) as connection:
-        assert await all_lines(connection) == [line, b"end\n"]
+        assert await all_lines(connection) == [line, b"end"]
+
+
+async def test_lines_that_have_arrived_come_together():
+    async def answer(request):
+        return await stream_of(request, b"one\ntwo\n\nth", b"ree\n")
+
+    async with connected(answer) as connection, aclosing(connection.lines("/", {})) as lines:
+        assert (await anext(lines))[:2] == [b"one", b"two"]
+        assert b"three" in await anext(lines, [b"three"])
 
 
 async def test_the_key_and_the_body_arrive_as_they_are():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -107,16 +107,29 @@ class Connection:
         async with self._request("GET", path) as response:
             return response.ok
 
-    async def lines(self, path: str, body: Mapping[str, object]) -> AsyncGenerator[bytes]:
+    async def lines(self, path: str, body: Mapping[str, object]) -> AsyncGenerator[Sequence[bytes]]:
         """Post a request to sample and stream the answer's lines; closing hangs up.
+
+        Lines that have arrived by the time they are asked for come together, without their ends;
+        blank ones are left out.
 
         Raises:
             ServerLost: The server cannot be reached, or broke off.
             EngineError: It refuses.
         """
+        held: list[bytes] = []
         async with self._sampling(path, body) as response:
-            async for line in response.content:
-                yield line
+            async for part in response.content.iter_any():
+                held.append(part)
+                if b"\n" in part:
+                    *lines, rest = b"".join(held).split(b"\n")
+                    held = [rest]
+                    if lines := [line for line in lines if line]:
+                        yield lines
+                elif sum(map(len, held)) > _LINE_BYTES:
+                    raise ValueError(f"a line of the answer is longer than {_LINE_BYTES} bytes")
+            if any(held):
+                yield [b"".join(held)]
 
     async def sampled(self, path: str, body: Mapping[str, object]) -> dict[str, Any]:
         """Post a request to sample and wait for its end; being cancelled hangs up.
@@ -291,7 +304,7 @@ def event_data(line: bytes) -> Any:
         raise ServerLost("the server broke off within a line") from error
 
 
-async def rest_of_stream(lines: AsyncIterator[bytes]) -> None:
+async def rest_of_stream(lines: AsyncIterator[Sequence[bytes]]) -> None:
     """Read what is left of a stream that said its last, so that its connection can be used again.
 
     It was sent together with the last event, so there is nothing to wait for.

@@ -9,7 +9,7 @@ from typing import Literal
 
 from polar.engines.base import Chunk
 from polar.engines.servers.connection import rest_of_stream
-from polar.errors import ServerLost, StaleWeights
+from polar.errors import EngineError, ServerLost, StaleWeights
 from polar.types import Sampling
 
 __all__ = [
@@ -100,16 +100,29 @@ class ServerWeights:
 
 
 async def read_events(
-    lines: AsyncGenerator[bytes], read: Callable[[bytes], Event | None]
+    batches: AsyncGenerator[Sequence[bytes]], read: Callable[[bytes], Event | None]
 ) -> AsyncGenerator[Event]:
-    """Read a stream's events up to the last; lines that `read` finds nothing in are passed over."""
-    async with aclosing(lines):
-        async for line in lines:
-            if (event := read(line)) is None:
-                continue
-            if event.finish_reason is not None:
-                await rest_of_stream(lines)
-            yield event
+    """Read a stream's events up to the last; lines that `read` finds nothing in are passed over.
+
+    What has arrived together is one event: whoever is behind makes up for it with fewer steps.
+    """
+    async with aclosing(batches):
+        async for lines in batches:
+            told: Event | None = None
+            try:
+                for line in lines:
+                    if (event := read(line)) is None:
+                        continue
+                    told = event if told is None else _join(told, event)
+                    if event.finish_reason is not None:
+                        await rest_of_stream(batches)
+                        break
+            except EngineError:
+                if told is not None:
+                    yield told  # it was sampled, whatever became of what follows
+                raise
+            if told is not None:
+                yield told
 
 
 async def stamped(events: AsyncGenerator[Event], weights: ServerWeights) -> AsyncGenerator[Chunk]:
@@ -123,10 +136,10 @@ async def stamped(events: AsyncGenerator[Event], weights: ServerWeights) -> Asyn
         ServerLost: The events end before the reply does.
     """
     began_with, loads_before, given = weights.present(), len(weights.loads), 0
-    held = Event((), (), None, ())
+    held: Event | None = None
     async with aclosing(events):
         async for event in events:
-            held = _join(held, event)
+            held = event if held is None else _join(held, event)
             if event.finish_reason is not None:
                 _check_spans(
                     weights, held.spans, given, (began_with, *weights.loads[loads_before:])
@@ -137,7 +150,7 @@ async def stamped(events: AsyncGenerator[Event], weights: ServerWeights) -> Asyn
             if weights.version == began_with:
                 given += len(held.token_ids)
                 chunk = Chunk(held.token_ids, held.logprobs, began_with, None, held.cached_tokens)
-                held = Event((), (), None, ())
+                held = None
                 yield chunk
     raise ServerLost("the server's stream ended before the reply did", where=weights.address)
 
