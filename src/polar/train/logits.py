@@ -35,8 +35,7 @@ class Shaping:
         """
         products, logits = _tried(model)
         cap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
-        straight = logits if cap is None else torch.atanh(logits / cap) * cap
-        scale = float((straight * products).sum() / products.square().sum())
+        scale = _factor(products, logits, cap)
         narrow = model.dtype.itemsize < torch.float32.itemsize
         allowed = _NARROW_TOLERANCE if narrow else _TOLERANCE
         found = cls(1.0 if abs(scale - 1.0) < allowed else scale, cap)
@@ -71,3 +70,11 @@ def _tried(model: PreTrainedModel) -> tuple[Tensor, Tensor]:
     logits: Tensor = model(input_ids=tokens, use_cache=False).logits[0]
     products = linear(hidden.to(head.weight.dtype), head.weight, head.bias)
     return products.float(), logits.float()
+
+
+def _factor(products: Tensor, logits: Tensor, cap: float | None) -> float:
+    """Find by what products were multiplied, from those that did not come near the cap."""
+    if cap is not None:
+        inside = logits.abs() < 0.9 * cap
+        products, logits = products[inside], torch.atanh(logits[inside] / cap) * cap
+    return float((logits * products).sum() / products.square().sum())

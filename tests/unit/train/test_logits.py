@@ -101,6 +101,16 @@ def test_imitation_lowers_the_loss_of_the_models_own_logits(make):
     assert found.losses[0] == pytest.approx(-float(expected), rel=1e-4)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_logits_that_meet_their_cap_do_not_hide_what_is_done(dtype):
+    model = made(gemma2).to(dtype)
+    with torch.no_grad():
+        model.get_output_embeddings().weight.mul_(20.0)
+        tokens = torch.arange(8)[None]
+        assert (model(input_ids=tokens).logits.abs() == 5.0).any()
+    assert Shaping.of(model).scale == pytest.approx(1.0, rel=1e-2)
+
+
 def test_the_entropy_is_that_of_capped_logits():
     model, trace = made(gemma2), branching_traces()[0]
     ids = torch.from_numpy(trace.token_ids).long()[None]
