@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import shlex
 import signal
 import socket
@@ -74,12 +75,23 @@ def polar(capsys, monkeypatch, tmp_path):
     return run
 
 
+def explained_metrics() -> set[str]:
+    """What the documentation says that a step's row of metrics holds."""
+    page = (Path(__file__).parents[2] / "docs/training.md").read_text(encoding="utf-8")
+    table = page.split("## Reading the metrics")[1].split("\n## ")[0]
+    rows = [line.split(" | ")[0] for line in table.splitlines() if line.startswith("| `")]
+    found = set(re.findall(r"`(\w+)`", "".join(rows)))
+    assert len(found) > 50
+    return found
+
+
 def test_a_run_trains_leaves_everything_and_verifies(polar, config, tmp_path):
     run = tmp_path / "run"
     code, said, complained = polar("train", config, "--run-dir", run)
     assert (code, complained) == (0, ""), said + complained
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [row["phase"] for row in rows] == ["heldout_before", "train", "heldout_after"]
+    assert explained_metrics() - rows[1].keys() == set()
     summary = json.loads((run / "summary.json").read_text())
     assert summary["heldout_pass_at_1_before"] == summary["heldout_pass_at_1_after"] == 1.0
     assert (run / "curve.png").exists()
