@@ -66,9 +66,9 @@ def random_trace(random, prompt, model):
     trace = make_trace(prompt + reply, sorted(at.tolist()))
     true = np.zeros(len(prompt + reply), np.float32)
     with torch.no_grad():
-        for position in at:
-            row = logits_of(model, trace)[position - 1].log_softmax(-1)
-            true[position] = row[trace.token_ids[position]]
+        logs = logits_of(model, trace).log_softmax(-1)
+    for position in at:
+        true[position] = logs[position - 1, trace.token_ids[position]]
     noise = random.normal(0.0, 0.3, true.size).astype(np.float32)
     return dataclasses.replace(trace, logprobs=np.where(trace.loss_mask, true + noise, 0.0))
 
@@ -147,7 +147,7 @@ def plain_divergence(model, reference, groups, temperature):
 
 def plain_loss(model, reference, groups, s):
     """The whole step's loss in loops over sessions, traces and tokens."""
-    divergence = plain_divergence(model, reference, groups, s.temperature)
+    divergence = plain_divergence(model, reference, groups, s.temperature) if s.kl else {}
     values = plain_advantages(groups, s, divergence)
     kept = []
     for group in groups:
@@ -171,7 +171,7 @@ def plain_loss(model, reference, groups, s):
 
 def plain_gain(model, reference, trace, advantage, s):
     now = plain_tokens(model, trace, s.temperature)
-    then = plain_tokens(reference, trace, s.temperature)
+    then = plain_tokens(reference, trace, s.temperature) if s.kl else []
     engine = [float(trace.logprobs[p]) for p in np.flatnonzero(trace.loss_mask)]
     olds = [v.item() for v, _ in now] if s.recompute else engine
     ratios = [torch.exp(v - old) for (v, _), old in zip(now, olds, strict=True)]
