@@ -231,7 +231,8 @@ class OpenSession:
             prepared = self._fork_reasons.explain(self._splicer.prepare(seen), kind, seen.messages)
             return prepared, self._sampling(seen.sampling, len(prepared.prompt_ids), kind)
         room = environment.max_context - 1
-        return partial(self._placed, seen, kind), self._policy.applied(seen.sampling, room=room)
+        applied = _takeable(self._policy.applied(seen.sampling, room=room))
+        return partial(self._placed, seen, kind), applied
 
     def _placed(self, seen: Chat, kind: CallKind, prompt_ids: IntArray) -> Prepared:
         """Say where a prompt hangs that the engine made; nowhere, if it told no ids."""
@@ -248,10 +249,7 @@ class OpenSession:
             raise ContextOverflow(
                 prompt_tokens=prompt_tokens, max_context=self._environment.max_context
             )
-        applied = self._policy.applied(wanted, room=room)
-        if applied.top_p == 0:
-            # The likeliest token alone: engines refuse a nucleus of nothing.
-            applied = replace(applied, top_p=1.0, top_k=1)
+        applied = _takeable(self._policy.applied(wanted, room=room))
         return replace(applied, stop_token_ids=self._environment.renderer.stop_token_ids)
 
     def _recorded(self, chat: Chat, asked: Asked, call: Call, assembled: Assembled) -> None:
@@ -302,6 +300,11 @@ class OpenSession:
     def _stop_joining(self, call: RunningCall) -> None:
         for asked in [asked for asked, each in self._joinable.items() if each is call]:
             del self._joinable[asked]
+
+
+def _takeable(sampling: Sampling) -> Sampling:
+    """Ask for the likeliest token alone by its number: engines refuse a nucleus of nothing."""
+    return replace(sampling, top_p=1.0, top_k=1) if sampling.top_p == 0 else sampling
 
 
 def _untrained(kind: CallKind) -> CallKind:
