@@ -5,7 +5,8 @@ in vLLM's wire form (`gateway_parts/engine.py`); what takes time is who stands b
 hold conversations of ten turns, as an agent does: each request brings the whole history, whose
 length is `--prompt-tokens` in the mean. The first turn of a conversation is reported apart.
 Conversations have their system prompt in common, as the sessions of a harness do, or nothing
-(`--openings`). Everything is captured wherever the server can capture; LiteLLM only relays.
+(`--openings`). Everything is captured wherever the server can capture; LiteLLM only relays, and so
+does `relay`, a gateway that does nothing else: what it takes no gateway in Python can save.
 
     python benchmarks/gateway.py --install            # each peer into an environment of its own
     python benchmarks/gateway.py --model MODEL        # all parts, about 30 minutes
@@ -28,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from gateway_parts import parts, peers
 from gateway_parts.material import Material
 from gateway_parts.report import Cell, Record, latency_table, plain_table
-from gateway_parts.servers import Engine, Polar, Server, start_peers
+from gateway_parts.servers import Engine, Polar, Relay, Server, start_peers
 
 from polar.config import environment
 from polar.models import resolve
@@ -43,7 +44,7 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--install", action="store_true", help="install the peers and end")
     parser.add_argument("--peers", type=Path, help="folder of the peers' environments")
     parser.add_argument("--model", default="smollm2-135m", help="whose tokenizer renders")
-    parser.add_argument("--servers", nargs="+", default=["direct", "polar", *peers.PEERS])
+    parser.add_argument("--servers", nargs="+", default=["direct", "relay", "polar", *peers.PEERS])
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--openings", nargs="+", choices=OPENINGS, default=OPENINGS)
     parser.add_argument("--prompt-tokens", type=int, nargs="+", default=[8000, 32000])
@@ -71,6 +72,8 @@ def start(
     engine = Engine(folder / "engine", material.replies())
     started(engine)
     servers: list[Server] = [engine] if "direct" in arguments.servers else []
+    if "relay" in arguments.servers:
+        servers.append(started(Relay(folder / "relay", engine.url, arguments.prompt_tokens[0])))
     if "polar" in arguments.servers:
         servers.append(started(Polar(folder / "polar", engine.url, model)))
     wanted = [name for name in peers.PEERS if name in arguments.servers]
@@ -87,7 +90,7 @@ async def run(
 ) -> None:
     record = Record(arguments.output)
     names = [server.name for server in servers]
-    gateways = [server for server in servers if server is not engine]
+    gateways = [server for server in servers if server is not engine and not server.whole_only]
     if "latency" in arguments.parts:
         kinds = (arguments.openings, arguments.prompt_tokens, arguments.clients)
         cells = list(starmap(Cell, product(*kinds)))
@@ -101,6 +104,7 @@ async def run(
                 turns=arguments.turns,
             )
         print(latency_table(record, names, cells), "\n")
+    servers = [server for server in servers if not server.whole_only]
     if "stream" in arguments.parts:
         turns = material.turns(arguments.prompt_tokens[0], count=6)
         await parts.measure_streams(record, engine, servers, turns, token_ms=arguments.token_ms)

@@ -48,8 +48,8 @@ class Record:
 def latency_table(record: Record, names: Sequence[str], cells: Sequence[Cell]) -> str:
     lines = [
         "| openings | prompt tokens | clients | server | p50 ms | p99 ms | added p50 ms "
-        "| to Polar's | first turn ms | CPU ms a call | requests/s | Polar's to it |",
-        "|---" * 12 + "|",
+        "| to Polar's | first turn ms | CPU ms a call | to Polar's | requests/s | Polar's to it |",
+        "|---" * 13 + "|",
     ]
     for cell in cells:
         for name in names:
@@ -72,7 +72,7 @@ def _latency_line(record: Record, cell: dict[str, Any], name: str) -> str:
     ours = _added(of("p50_ms", "polar"), of("p50_ms", "direct"))
     rate = _ratio(of("requests_s", "polar"), of("requests_s"))
     values = [of("p50_ms"), of("p99_ms"), added, _ratio(added, ours), of("first_ms")]
-    values += [of("cpu_ms"), of("requests_s"), rate]
+    values += [of("cpu_ms"), _ratio(of("cpu_ms"), of("cpu_ms", "polar")), of("requests_s"), rate]
     shown = [cell["openings"], cell["prompt_tokens"], cell["clients"], name, *values]
     return "| " + " | ".join(_text(value) for value in shown) + " |"
 

@@ -87,6 +87,8 @@ class Server(ABC):
 
     name: str
     captures: str = "tokens"
+    whole_only: bool = False
+    """Whether it can only give whole answers, and keeps no sessions."""
     process: Process
     url: str
 
@@ -124,6 +126,20 @@ class Engine(Server):
 
     def set_pace(self, token_ms: float) -> None:
         _post(f"{self.url}/pace?token_ms={token_ms}")
+
+
+class Relay(Server):
+    """What is left of a gateway that does nothing: see `relay.py`."""
+
+    name, captures, whole_only = "relay", "nothing", True
+
+    def __init__(self, folder: Path, engine_url: str, prompt_tokens: int) -> None:
+        command = [sys.executable, HERE / "relay.py", engine_url, prompt_tokens]
+        self.process = Process(command, folder, piped=True, PYTHONPATH=str(HERE.parent))
+        self.url = self.process.ask()["url"]
+
+    def enter(self, count: int) -> list[Entrance]:
+        return [Entrance(_CHAT)] * count
 
 
 class Polar(Server):

@@ -34,10 +34,11 @@ def run(folder: Path, *more: str) -> tuple[str, list[dict]]:
 
 
 def test_every_part_is_measured_and_an_absent_peer_is_named_with_how_to_get_it(tmp_path):
-    tables, rows = run(tmp_path, "--servers", *SERVERS, "rllm")
+    tables, rows = run(tmp_path, "--servers", *SERVERS, "relay", "rllm")
 
     measured = {(row["what"], row["target"]) for row in rows}
     by_all = {(what, name) for what in ("latency", "stream", "session") for name in SERVERS}
-    assert measured == by_all | {("memory", "polar"), ("storage", "polar")}
+    of_some = {("latency", "relay"), ("memory", "polar"), ("storage", "polar")}
+    assert measured == by_all | of_some
     assert "NOT MEASURED: rllm: rllm-model-gateway==0.1.0 is not installed" in tables
     assert "--install" in tables
