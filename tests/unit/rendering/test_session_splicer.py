@@ -159,6 +159,10 @@ def test_arguments_nested_beyond_what_can_be_read_break_nothing(gateway, first):
         lambda m: dataclasses.replace(
             m, tool_calls=(dataclasses.replace(m.tool_calls[0], arguments="{}"),)
         ),
+        # OpenCode, where it could not read a call: the same id, but nothing that was sampled.
+        lambda m: dataclasses.replace(
+            m, tool_calls=(dataclasses.replace(m.tool_calls[0], name="invalid"),)
+        ),
     ],
 )
 def test_a_rewritten_reply_forks(gateway, first, edit):
@@ -184,6 +188,22 @@ def test_a_turn_left_out_of_history_forks_from_the_call_before_it(gateway, first
     again = gateway.ask([*history, Message("user", "Format error.")])
     assert extends(again, first)
     assert again.fork_reason == "edited_message"
+
+
+def test_a_reminder_that_is_put_into_the_past_and_taken_out_again_forks_each_time(gateway):
+    """Gemini CLI does so after an empty reply; Claude Code leaves the reminder where it is."""
+    first = gateway.ask(START, "Yes?")
+    start = [*START, first.reply, Message("user", "Look.")]
+    second = gateway.ask(start, CALL_REPLY)
+    turn, more = [second.reply, result(second)], Message("user", "more")
+    gateway.ask([*start, *turn], "")
+    reminded = [*start[:-1], Message("user", "Look. Go on."), *turn]
+    with_reminder = gateway.ask(reminded, "going on")
+    without = gateway.ask([*start, *turn, with_reminder.reply, more])
+    stays = gateway.ask([*reminded, with_reminder.reply, more])
+    assert how(with_reminder) == (first.id, "edited_message")
+    assert how(without) == (second.id, "edited_message")
+    assert how(stays) == (with_reminder.id, None)
 
 
 def test_an_identical_request_is_a_sibling_with_the_same_prompt(gateway, first):
