@@ -4,8 +4,12 @@ from itertools import groupby
 
 import pytest
 from compaction_sessions import KNOWN, WAYS, play_full
+from harness_support import CACHE
 from scripted_sessions import ROOMY, Account, Turn, is_chain, made, played, run, say
 
+from polar.dialects.openai_responses.compaction import ASK
+from polar.harnesses.codex import Codex
+from polar.harnesses.settings import CodexSettings
 from polar.types import Message
 
 pytestmark = pytest.mark.timeout(600)
@@ -45,6 +49,37 @@ async def test_pi_has_a_history_that_is_too_long_summarised_when_its_work_is_ove
     account = Account(session.calls)
     assert account.kinds() == ["main"] * len(work) + ["compaction"]
     assert is_chain(account.by_kind["main"])
+    assert session.forks == ("compaction",)
+    assert account.dropped == {"kind_compaction": account.sampled("compaction")}
+    assert session.fidelity.kept == account.sampled("main")
+
+
+class _OpenAIsCodex(Codex):
+    """Codex as it is where its provider is called OpenAI: the provider is to compact."""
+
+    def _config(self, request) -> str:
+        return super()._config(request).replace('name = "polar"', 'name = "OpenAI"')
+
+
+async def test_codex_has_the_gateway_summarise_where_it_takes_it_for_openai(tmp_path):
+    harness = _OpenAIsCodex(CodexSettings(cache=CACHE, context_window=40_000))
+    after: list[Message] = []
+
+    def script(turn: Turn) -> Message:
+        if ASK.content in turn.prompt:
+            return say(KNOWN)
+        if KNOWN in turn.prompt:
+            after.append(say("Done.") if after else run(harness, "echo hello > hello.txt"))
+            return after[-1]
+        return run(harness, f"base64 -w0 /dev/urandom | head -c 25000 # {turn.replies}")
+
+    session = await played(harness, tmp_path, script)
+
+    assert session.result.exit_code == 0, session.result
+    assert session.wrote, session.result
+    account = Account(session.calls)
+    assert [kind for kind, _ in groupby(account.kinds())] == ["main", "compaction", "main"]
+    # It is asked for at the end of the history as it is, which therefore does not fork there.
     assert session.forks == ("compaction",)
     assert account.dropped == {"kind_compaction": account.sampled("compaction")}
     assert session.fidelity.kept == account.sampled("main")
