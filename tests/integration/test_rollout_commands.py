@@ -227,7 +227,7 @@ def test_a_rollout_leaves_a_folder_alone_whose_sessions_are_not_its_own(polar, c
     assert (tmp_path / "run" / "config.yaml").read_bytes() == before
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_a_stopped_training_ends_cleanly_and_goes_on(config, tmp_path):
     data = json.loads(config.read_text())
     write_tasks(
@@ -261,7 +261,7 @@ def test_a_stopped_training_ends_cleanly_and_goes_on(config, tmp_path):
     assert [record.session.attempt for record in first] == [0]
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("command", "number"),
     [("train", signal.SIGINT), ("rollout", signal.SIGHUP), ("run", signal.SIGTERM)],
