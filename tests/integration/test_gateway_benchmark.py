@@ -5,7 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from polar.rendering.tiny import tiny_tokenizer
+
+pytestmark = pytest.mark.timeout(300)
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gateway.py"
 SMALL = {
