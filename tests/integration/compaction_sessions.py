@@ -43,17 +43,21 @@ WAYS = {
     ),
     "opencode": Way("opencode", "context summarization agent", 40_000, 15_000),
     "qwen_code": Way(
-        *("qwen_code", "the component that summarizes", 120_000, 15_000),
+        *("qwen_code", "the component that summarizes", 120_000, 8_000),
         tag="state_snapshot",
         forks=("compaction", "new_conversation"),
     ),
     "qwen_code, which asks again in another way": Way(
-        *("qwen_code", "the component that summarizes", 120_000, 15_000),
+        *("qwen_code", "the component that summarizes", 120_000, 8_000),
         forks=(*TWICE, "new_conversation"),
     ),
 }
 """Qwen Code's first request for a summary extends the history that it is about, and in the second
-turn after one Qwen Code puts its list of skills before the summary, which forks once more."""
+turn after one Qwen Code puts its list of skills before the summary, which forks once more.
+
+It extends it only while there is room for the request itself: some 12,000 tokens lie between a
+history that is full and one that is too full. Its terminal now and then loses the end of what a
+command printed: steps are of any length up to that, which has to be less than the room."""
 
 
 async def play_full(way: Way, folder: Path) -> PlayedSession:
