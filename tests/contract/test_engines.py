@@ -44,7 +44,8 @@ UPDATING = (
     "sglang_wire",
     pytest.param("vllm", marks=pytest.mark.vllm),
 )
-FIXED = ("llamacpp_wire", pytest.param("llamacpp", marks=pytest.mark.llamacpp))
+SLOW = pytest.mark.timeout(300)  # a real server shares the cores with whatever else runs
+FIXED = ("llamacpp_wire", pytest.param("llamacpp", marks=[pytest.mark.llamacpp, SLOW]))
 
 updating = pytest.mark.parametrize("engine", UPDATING, indirect=True)
 """For engines that declare weight updates."""

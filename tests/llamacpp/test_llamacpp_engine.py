@@ -34,7 +34,7 @@ async def sampled(engine, **sampling):
 
 
 async def post(body):
-    async with httpx.AsyncClient(timeout=60) as client:
+    async with httpx.AsyncClient(timeout=240) as client:
         return (await client.post(f"{needed(LLAMACPP_URL_ENV)}/completion", json=body)).json()
 
 
