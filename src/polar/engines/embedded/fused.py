@@ -43,14 +43,15 @@ class FusedPass:
         self.refresh()
 
     def refresh(self) -> None:
-        """Copy the parameters anew."""
+        """Copy the parameters anew, into the memory of the earlier copies."""
         body = self._model.model
+        self._layers: list[_Layer] = []
         with torch.inference_mode():
-            self._layers = [_Layer(layer, self._dtype) for layer in body.layers]
             self._embeddings = body.embed_tokens
             self._rotary = body.rotary_emb
             self._norm = _Norm(body.norm)
             self._head = Linear(self._model.lm_head, dtype=self._dtype)
+            self._layers += (_Layer(layer, self._dtype) for layer in body.layers)
 
     def __call__(self, step: Step) -> Tensor:
         """Compute the logits of each run's last token: float32 [runs, vocabulary]."""
