@@ -7,11 +7,9 @@ Written against the server of October 2026, started for instance as
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from polar.engines.base import Capabilities, Chunk, SampleRequest
@@ -24,7 +22,7 @@ from polar.engines.llamacpp_wire import (
 )
 from polar.engines.servers import (
     COOL,
-    HttpServer,
+    FixedServer,
     ReplicatedEngine,
     ServerKind,
     check_request,
@@ -73,7 +71,7 @@ class _Found:
     """A token of whole characters."""
 
 
-class LlamaCppServer(HttpServer):
+class LlamaCppServer(FixedServer):
     """Samples from one llama.cpp server, some tokens a request: its prompt cache makes that cheap.
 
     Args:
@@ -81,14 +79,10 @@ class LlamaCppServer(HttpServer):
         settings: All else.
     """
 
-    weight_version = 0
-
     def __init__(self, address: str, settings: LlamaCppSettings) -> None:
         super().__init__(address, settings, _KIND)
         self._settings = settings
         self._found: _Found | None = None
-        self._running = asyncio.Event()
-        self._running.set()
 
     async def sample(self, request: SampleRequest) -> AsyncIterator[Chunk]:
         """Stream a continuation of `prompt_ids`; closing the iterator cancels the generation.
@@ -129,32 +123,9 @@ class LlamaCppServer(HttpServer):
             detail=f"llama.cpp {found.build} at {self.address}",
         )
 
-    async def pause(self) -> None:
-        """Ask for no more tokens."""
-        self._running.clear()
-
-    async def resume(self) -> None:
-        """Go on asking."""
-        self._running.set()
-
-    async def load_weights(self, version: int, path: Path | None) -> None:
-        """Refuse.
-
-        Raises:
-            EngineError: Always.
-        """
-        raise EngineError("a llama.cpp server cannot take new weights", where=self.address)
-
-    async def aclose(self) -> None:
-        """Close all connections; open streams end with `EngineError`."""
-        await super().aclose()
-        self._running.set()
-
     async def _chunk(self, request: SampleRequest, found: _Found, tokens: int) -> Chunk:
         """Sample some tokens; what follows a stop token is only counted."""
-        await self._running.wait()
-        if self._connection.closed:
-            raise EngineError("the engine was closed")
+        await self.wait_running()
         sampling = request.sampling
         body = completion_body(request.prompt_ids, sampling, tokens=tokens)
         done = read_completion(await self._connection.sampled("/completion", body), tokens)

@@ -6,17 +6,15 @@ none. The server makes the prompt, so what it says of it is all that is known.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from polar.engines.base import Capabilities, Chunk, SampleRequest
 from polar.engines.openai_probe import ROUTE, Found, probe_server
 from polar.engines.openai_wire import Event, EventReader, chat_body, read_refusal
-from polar.engines.servers import HttpServer, ReplicatedEngine, ServerKind, certain
+from polar.engines.servers import FixedServer, ReplicatedEngine, ServerKind, certain
 from polar.engines.settings import OpenAISettings
 from polar.errors import (
     ContextOverflow,
@@ -44,15 +42,13 @@ class OpenAIEngine(ReplicatedEngine):
         super().__init__(servers, self.settings)
 
 
-class OpenAIServer(HttpServer):
+class OpenAIServer(FixedServer):
     """Samples from one server. Closing a stream closes its connection: that is all it is told.
 
     Args:
         address: Of the server; a `/v1` at its end is left out.
         settings: All else.
     """
-
-    weight_version = 0
 
     def __init__(self, address: str, settings: OpenAISettings) -> None:
         kind = ServerKind(
@@ -64,8 +60,6 @@ class OpenAIServer(HttpServer):
         super().__init__(address.rstrip("/").removesuffix("/v1"), settings, kind)
         self._settings = settings
         self._found: Found | None = None
-        self._running = asyncio.Event()
-        self._running.set()
 
     async def sample(self, request: SampleRequest) -> AsyncIterator[Chunk]:
         """Stream the reply to a conversation; closing the iterator cancels the generation.
@@ -85,7 +79,7 @@ class OpenAIServer(HttpServer):
         try:
             async with aclosing(self._events(request, found)) as events:
                 async for event in events:
-                    await self._wait_running()
+                    await self.wait_running()
                     account.add(event)
                     if (chunk := event.chunk()) is not None:
                         begun = True
@@ -128,31 +122,10 @@ class OpenAIServer(HttpServer):
         """Ask whether the server is up."""
         await self._connection.check("/v1/models")
 
-    async def pause(self) -> None:
-        """Take no more of what is sampled."""
-        self._running.clear()
-
-    async def resume(self) -> None:
-        """Go on taking it."""
-        self._running.set()
-
-    async def load_weights(self, version: int, path: Path | None) -> None:
-        """Refuse.
-
-        Raises:
-            EngineError: Always.
-        """
-        raise EngineError("Chat Completions has no way to give new weights", where=self.address)
-
-    async def aclose(self) -> None:
-        """Close all connections; open streams end with `EngineError`."""
-        await super().aclose()
-        self._running.set()
-
     async def _events(self, request: SampleRequest, found: Found) -> AsyncGenerator[Event]:
         """Ask; where prompt and limit together do not fit, ask for what the window leaves."""
         assert request.chat is not None
-        await self._wait_running()
+        await self.wait_running()
         body = chat_body(
             request.chat,
             request.sampling,
@@ -179,11 +152,6 @@ class OpenAIServer(HttpServer):
                 for line in batch:
                     if (event := reader.read(line)) is not None:
                         yield event
-
-    async def _wait_running(self) -> None:
-        await self._running.wait()
-        if self._connection.closed:
-            raise EngineError("the engine was closed")
 
     async def _probe(self) -> Found:
         self._found = await probe_server(self._connection, self._settings)

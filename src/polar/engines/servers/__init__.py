@@ -1,7 +1,7 @@
 """What engines on servers of their own share: connections, health, routing, moved calls."""
 
 from polar.engines.servers.connection import Connection, ServerKind, event_data
-from polar.engines.servers.http_server import HttpServer
+from polar.engines.servers.http_server import FixedServer, HttpServer
 from polar.engines.servers.member import Replica, ReplicaStatus
 from polar.engines.servers.probing import COOL, follows_temperature, reading_answers
 from polar.engines.servers.replicated import ReplicatedEngine
@@ -20,6 +20,7 @@ __all__ = [
     "COOL",
     "Connection",
     "Event",
+    "FixedServer",
     "HttpServer",
     "Replica",
     "ReplicaStatus",

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
+
 from polar.engines.servers.connection import Connection, ServerKind
 from polar.engines.settings import ServerSettings
+from polar.errors import EngineError
 
-__all__ = ["HttpServer"]
+__all__ = ["FixedServer", "HttpServer"]
 
 
 class HttpServer:
@@ -32,3 +36,49 @@ class HttpServer:
     async def aclose(self) -> None:
         """Close all connections; open streams end with `EngineError`."""
         await self._connection.aclose()
+
+
+class FixedServer(HttpServer):
+    """A server that keeps the weights it was started with, and cannot be told to pause.
+
+    A pause is kept on this side: nothing more is asked of the server, or taken from it.
+    """
+
+    weight_version = 0
+
+    def __init__(self, address: str, settings: ServerSettings, kind: ServerKind) -> None:
+        super().__init__(address, settings, kind)
+        self._kind = kind
+        self._running = asyncio.Event()
+        self._running.set()
+
+    async def pause(self) -> None:
+        """Ask for nothing and take nothing more."""
+        self._running.clear()
+
+    async def resume(self) -> None:
+        """Go on."""
+        self._running.set()
+
+    async def load_weights(self, version: int, path: Path | None) -> None:
+        """Refuse.
+
+        Raises:
+            EngineError: Always.
+        """
+        raise EngineError(f"{self._kind.name} cannot take new weights", where=self.address)
+
+    async def aclose(self) -> None:
+        """Close all connections; open streams end with `EngineError`."""
+        await super().aclose()
+        self._running.set()
+
+    async def wait_running(self) -> None:
+        """Wait for the end of a pause.
+
+        Raises:
+            EngineError: The engine was closed.
+        """
+        await self._running.wait()
+        if self._connection.closed:
+            raise EngineError("the engine was closed")
