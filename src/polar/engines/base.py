@@ -128,8 +128,7 @@ def check_ids(chunk: Chunk) -> None:
     Raises:
         EngineError: There is such a number among the ids.
     """
-    wrong = [
-        token for token in (*chunk.prompt_ids, *chunk.token_ids) if not 0 <= token <= _LARGEST_ID
-    ]
+    told = (*chunk.prompt_ids, *chunk.token_ids) if chunk.prompt_ids else chunk.token_ids
+    wrong = [token for token in told if not 0 <= token <= _LARGEST_ID]
     if wrong:
         raise EngineError(f"the engine told {wrong[0]}, which is no id of a token")
