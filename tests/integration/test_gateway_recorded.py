@@ -231,3 +231,23 @@ async def test_polars_own_gateway_is_such_a_server(tmp_path):
     assert (called.function.name, called.function.arguments) == ("look", '{"at": 1}')
     (call,) = calls_of(tmp_path, session)
     assert (call.capture, call.finish_reason) == ("text", "tool_calls")
+
+
+@pytest.mark.parametrize("first", [False, True])
+async def test_a_call_that_ended_before_its_prompt_was_told_disturbs_no_build(tmp_path, first):
+    async with recorded(tmp_path, "one", "two") as setup:
+        session = await setup.open()
+        if not first:
+            await say(setup, session, "Hello")
+        setup.wire.running.clear()
+        with pytest.raises(openai.APITimeoutError):
+            await say(setup, session, "Hello", "one", "And?", timeout=0.3)
+        await asyncio.sleep(0.1)
+        setup.wire.running.set()
+        await setup.gateway.close(session.id)
+
+    calls = calls_of(tmp_path, session)
+    assert (calls[-1].finish_reason, len(calls[-1].prompt_ids)) == ("abandoned", 0)
+    built = build(calls)
+    check(calls, built)
+    assert built.report.sampled == (0 if first else 4)
