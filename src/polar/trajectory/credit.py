@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import assert_never
@@ -18,6 +19,7 @@ from polar.types import (
     Outcome,
     Session,
     TimedOut,
+    Trace,
     Trajectory,
 )
 
@@ -86,13 +88,12 @@ def calls_in_order(trajectory: Trajectory) -> tuple[CallId, ...]:
     """
     found: list[tuple[int, CallId]] = []
     for trace in trajectory.traces:
-        if not len(trace.call_ids) == len(trace.call_indices) == len(trace.call_tokens):
-            raise FidelityError(
-                "a trace does not say which of its tokens are of which call",
-                where=f"session {trajectory.session_id}",
-                fix="Build the traces anew from the calls.",
-            )
+        if (why := _unknown_calls(trace)) is not None:
+            raise _unordered(trajectory, why)
         found += zip(trace.call_indices, trace.call_ids, strict=True)
+    for call_id, times in Counter(call_id for _, call_id in found).items():
+        if times > 1:
+            raise _unordered(trajectory, f"the call {call_id} is trained twice")
     return tuple(call_id for _, call_id in sorted(found))
 
 
@@ -122,3 +123,21 @@ def returns(
         after = trajectory.step_rewards.get(call_id, 0.0) + after * (discount if number else 1.0)
         found[call_id] = after
     return MappingProxyType(dict(reversed(found.items())))
+
+
+def _unknown_calls(trace: Trace) -> str | None:
+    """Say why it is not known which tokens of a trace are of which call; None where it is."""
+    if not len(trace.call_ids) == len(trace.call_indices) == len(trace.call_tokens):
+        return "a trace does not say which of its tokens are of which call"
+    trained, given = int(trace.loss_mask.sum()), sum(trace.call_tokens)
+    if trained != given:
+        return f"of {trained} trained tokens {given} are given to calls"
+    return None
+
+
+def _unordered(trajectory: Trajectory, why: str) -> FidelityError:
+    return FidelityError(
+        why,
+        where=f"session {trajectory.session_id}",
+        fix="Build the traces anew from the calls, or train with credit: outcome.",
+    )

@@ -8,7 +8,7 @@ from trajectory_strategies import make_call, sessions
 
 from polar.errors import ConfigError, FidelityError
 from polar.trajectory import BuildPolicy, build, calls_in_order, credit, returns, reward_of
-from polar.types import Cancelled, Completed, Failed, Grade, Session, TimedOut
+from polar.types import CallId, Cancelled, Completed, Failed, Grade, Session, TimedOut
 
 SESSION = Session("s1", "t1", "g1", 0, "key")
 PASSED = Completed(Grade(1.0, True), exit_code=0)
@@ -82,12 +82,23 @@ def test_what_is_no_discount_is_refused(discount):
         returns(credited(LINE, {}), discount=discount)
 
 
-def test_traces_that_do_not_tell_their_calls_apart_have_no_returns():
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ({"call_tokens": ()}, "which of its tokens"),
+        ({"call_ids": (), "call_tokens": (), "call_indices": ()}, "of 3 .* tokens 0 are given"),
+        ({"call_tokens": (1, 2, 3)}, "of 3 .* tokens 6 are given"),
+        ({"call_ids": (CallId("c0"),) * 3}, "the call c0 .* twice"),
+    ],
+    ids=["no numbers", "no calls", "other numbers", "a call twice"],
+)
+def test_traces_that_do_not_tell_their_calls_apart_have_no_returns(said, why):
     trajectory = credited(LINE, {})
     (trace,) = trajectory.traces
-    vague = dataclasses.replace(trajectory, traces=(dataclasses.replace(trace, call_tokens=()),))
-    with pytest.raises(FidelityError, match="which of its tokens"):
+    vague = dataclasses.replace(trajectory, traces=(dataclasses.replace(trace, **said),))
+    with pytest.raises(FidelityError, match=why) as raised:
         returns(vague)
+    assert (raised.value.where, bool(raised.value.fix)) == (f"session {vague.session_id}", True)
 
 
 @given(sessions(), st.sampled_from(["prefix_merging", "per_request", "canonical"]))
