@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -87,14 +88,14 @@ def at(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def whole(at) -> Path:
     """A run by one process that nothing disturbed."""
-    finished(start(at, "run.json", "--run-dir", at / "whole"))
+    finished(start(at, "train", "run.json", "--run-dir", at / "whole"))
     return at / "whole"
 
 
 def start(at: Path, *arguments: object, ranks: int = 1) -> subprocess.Popen[str]:
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     return subprocess.Popen(
-        [sys.executable, *(launcher if ranks > 1 else ()), "-m", "polar", "train", *arguments],
+        [sys.executable, *(launcher if ranks > 1 else ()), "-m", "polar", *arguments],
         env={**os.environ, "PYTHONPATH": str(at / "package"), "OMP_NUM_THREADS": "1"},
         cwd=at,
         stdout=subprocess.PIPE,
@@ -118,14 +119,14 @@ def trained_steps(run: Path) -> list[dict]:
 
 @pytest.mark.timeout(300)
 def test_a_run_that_is_killed_and_resumed_has_the_same_weights_bit_for_bit(at, whole):
-    killed = start(at, "run.json", "--run-dir", at / "killed")
+    killed = start(at, "train", "run.json", "--run-dir", at / "killed")
     while len(trained_steps(at / "killed")) < 2:
         assert killed.poll() is None
         time.sleep(0.005)
     killed.send_signal(signal.SIGKILL)
     killed.communicate(timeout=30)
     assert len(trained_steps(at / "killed")) < 8
-    finished(start(at, "--resume", at / "killed"))
+    finished(start(at, "train", "--resume", at / "killed"))
 
     rows, again = trained_steps(whole), trained_steps(at / "killed")
     for what in ("step", "loss", "grad_norm", "reward_mean", "sampled_tokens", "weight_version"):
@@ -143,14 +144,14 @@ def test_a_run_that_is_killed_and_resumed_has_no_row_twice_in_tensorboard(at):
 
     run = at / "killed with tensorboard"
     changes = ["--set", "metrics.writers=[tensorboard]", "--set", "loop.save_every=3"]
-    killed = start(at, "run.json", "--run-dir", run, *changes)
+    killed = start(at, "train", "run.json", "--run-dir", run, *changes)
     while len(trained_steps(run)) < 5:
         assert killed.poll() is None
         time.sleep(0.005)
     killed.send_signal(signal.SIGKILL)
     killed.communicate(timeout=30)
     assert len(trained_steps(run)) < 8
-    finished(start(at, "--resume", run))
+    finished(start(at, "train", "--resume", run))
 
     events = EventAccumulator(str(run / "tensorboard"), purge_orphaned_data=False)
     events.Reload()
@@ -175,7 +176,7 @@ def worker_of(process: subprocess.Popen[str]) -> int:
 def test_two_ranks_learn_what_one_does_and_go_on_after_one_was_killed(at, whole, shard):
     run = at / f"two by {shard}"
     divided = ("--set", f"train.shard={shard}")
-    killed = start(at, "run.json", *divided, "--run-dir", run, ranks=2)
+    killed = start(at, "train", "run.json", *divided, "--run-dir", run, ranks=2)
     while len(trained_steps(run)) < 2:
         assert killed.poll() is None
         time.sleep(0.005)
@@ -183,7 +184,7 @@ def test_two_ranks_learn_what_one_does_and_go_on_after_one_was_killed(at, whole,
     said, _ = killed.communicate(timeout=120)
     assert killed.returncode != 0
     assert len(trained_steps(run)) < 8, said
-    finished(start(at, "--resume", run, ranks=2))
+    finished(start(at, "train", "--resume", run, ranks=2))
 
     steps, expected = trained_steps(run), trained_steps(whole)
     assert [row["step"] for row in steps] == [row["step"] for row in expected]
@@ -196,3 +197,14 @@ def test_two_ranks_learn_what_one_does_and_go_on_after_one_was_killed(at, whole,
     apart = sum(float((learned[name] - others[name]).square().sum()) for name in learned)
     moved = sum(float((others[name] - begun[name]).square().sum()) for name in learned)
     assert (apart / moved) ** 0.5 < 1e-3
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("command", ["train", "demo"])
+def test_what_every_rank_finds_wrong_is_told_once(at, command):
+    wrong = ["train", "run.json", "--set", "loop.group_size=1"]
+    process = start(at, *(wrong if command == "train" else ["demo"]), ranks=2)
+    said, _ = process.communicate(timeout=120)
+    assert said.count("error: ") == said.count("fix: ") == 1, said
+    codes = set(re.findall(r"exitcode *: *(-?[0-9]+)", said))
+    assert {"2"} <= codes <= {"2", "143", "-15"}, said  # a slow rank is ended before it finds it

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,12 +12,38 @@ from typing import TYPE_CHECKING
 
 from polar.config import RunConfig
 from polar.config.environment import Environment
-from polar.errors import ConfigError
+from polar.errors import ConfigError, PolarError
 
 if TYPE_CHECKING:
     from polar.train.torch_ranks import TorchRanks
 
-__all__ = ["alone", "joined", "work_for_rank_0"]
+__all__ = ["alone", "joined", "told_once", "work_for_rank_0"]
+
+_PATIENCE_S = 30.0
+"""How long a rank waits to be ended after rank 0 has told what all have found."""
+
+
+@contextmanager
+def told_once(environment: Environment) -> Iterator[None]:
+    """Let rank 0 alone tell what every rank finds wrong; the others end as it does, in silence.
+
+    torchrun ends all others when the first has failed, so they wait for that. A rank that nobody
+    ends is the only one that found it, and tells.
+    """
+    try:
+        yield
+    except PolarError as error:
+        if environment.rank and _ended_within(_PATIENCE_S):
+            sys.exit(error.exit_code)
+        raise
+
+
+def _ended_within(seconds: float) -> bool:
+    try:
+        threading.Event().wait(seconds)
+    except KeyboardInterrupt:  # what every request to end is made
+        return True
+    return False
 
 
 def alone(environment: Environment, command: str) -> None:
@@ -24,7 +52,9 @@ def alone(environment: Environment, command: str) -> None:
     Raises:
         ConfigError: There are several.
     """
-    if environment.ranks > 1:
+    if environment.ranks == 1:
+        return
+    with told_once(environment):
         raise ConfigError(
             f"`{command}` runs in one process, and torchrun has started {environment.ranks}",
             fix="Start it without torchrun; `polar train` is what several ranks can do.",

@@ -15,7 +15,7 @@ from polar.cli.console import console, plain
 from polar.cli.flags import RunFlag
 from polar.cli.live import LiveView
 from polar.cli.loop import run_async
-from polar.cli.ranks import work_for_rank_0
+from polar.cli.ranks import told_once, work_for_rank_0
 from polar.cli.stage_use import StageUse
 from polar.cli.work import claimed, load_tasks, write_checkpoint, write_trajectories
 from polar.config import RunConfig, environment, load_config, write_config
@@ -59,11 +59,22 @@ def train(
 
         torchrun --nproc-per-node 2 -m polar train config.yaml
     """
+    with told_once(environment()):
+        settings, folder, resumed = _wanted(given, resume, run_dir, override or ())
+    run_training(settings, folder, resume=resumed)
+
+
+def _wanted(
+    given: Path | None, resume: Path | None, run_dir: Path | None, override: Sequence[str]
+) -> tuple[RunConfig, Path, bool]:
+    """Read what to do from the flags: settings, the run's folder, and whether to go on with it.
+
+    Raises:
+        ConfigError: A flag or a setting is wrong.
+    """
     config, run = _config_or_run(given, resume)
     if run is None:
-        settings = load_config(config, override or (), RunConfig)
-        run_training(settings, run_dir or new_run_dir(), resume=False)
-        return
+        return load_config(config, override, RunConfig), run_dir or new_run_dir(), False
     if run_dir is not None:
         raise ConfigError(
             "a resumed run is written where it is",
@@ -76,8 +87,7 @@ def train(
             where=str(run),
             fix="Name the folder of a run that was interrupted.",
         )
-    settings = load_config(run / "config.yaml", override or (), RunConfig)
-    run_training(settings, run, resume=True)
+    return load_config(run / "config.yaml", override, RunConfig), run, True
 
 
 def _config_or_run(given: Path | None, resume: Path | None) -> tuple[Path | None, Path | None]:
