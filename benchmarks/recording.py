@@ -135,10 +135,9 @@ async def record(
     try:
         async with SqliteJournal.open(folder / "journal.sqlite") as journal:
             gateway = Gateway(engine, renderer, journal)
-            async with gateway.serve() as address:
+            async with gateway.serve():
                 rollout = Rollout(
                     gateway=gateway,
-                    gateway_url=address.url,
                     runtime=runtime,
                     harness=harness,
                     journal=journal,

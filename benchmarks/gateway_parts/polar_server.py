@@ -36,7 +36,7 @@ async def open_sessions(gateway: Gateway, journal: SqliteJournal, first: int, co
     for number in range(first, first + count):
         session = Session(SessionId(f"s{number}"), TaskId("t"), "g", 0, f"key{number}")
         await journal.open_session(session, phase="rollout", step=0)
-        gateway.open(session, SessionPolicy())
+        await gateway.open(session, SessionPolicy())
         yield session.key
 
 

@@ -133,7 +133,7 @@ class Setup:
             SessionId(f"s{self._made}"), TaskId("task"), "group", 0, f"key-{self._made}-secret"
         )
         await self.journal.open_session(session, phase="train", step=0)
-        self.gateway.open(session, policy or SessionPolicy())
+        await self.gateway.open(session, policy or SessionPolicy())
         return session
 
     def client(self, session: Session) -> openai.AsyncOpenAI:

@@ -150,7 +150,6 @@ class World:
     def rollout(self, on_event: Callable[[SessionEvent], None] | None = None, **settings):
         return Rollout(
             gateway=self.gateway,
-            gateway_url=self.url,
             runtime=self.runtime,
             harness=self.harness,
             journal=self.journal,

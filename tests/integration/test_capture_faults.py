@@ -125,7 +125,7 @@ async def test_what_is_no_id_of_a_token_fails_its_call_and_not_the_run(tmp_path,
         session = await setup.open()
         gateway = Gateway(_Inventing(token), ByteRenderer(), setup.journal)
         async with gateway.serve() as address:
-            gateway.open(session, SessionPolicy())
+            await gateway.open(session, SessionPolicy())
             url = f"{address.url}/s/{session.key}{form.path(False)}"
             answer = await http.post(url, json=form.body("hi", False))
         (call,) = await setup.journal.calls(session.id)
@@ -140,7 +140,7 @@ async def test_a_token_without_its_logprob_fails_its_call_at_once(tmp_path, form
         session = await setup.open()
         gateway = Gateway(_Losing(lost), ByteRenderer(), setup.journal)
         async with gateway.serve() as address:
-            gateway.open(session, SessionPolicy())
+            await gateway.open(session, SessionPolicy())
             url = f"{address.url}/s/{session.key}{form.path(False)}"
             answer = await http.post(url, json=form.body("hi", False))
         (call,) = await setup.journal.calls(session.id)

@@ -95,7 +95,7 @@ class CutEngine(ByteEngine):
 async def converse(client, setup: Conversing, said: list[Sampled], *, stream: bool):
     """Have a conversation; return what the client saw of it and what is on record."""
     session = await setup.serving.open()
-    setup.gateway.open(session, SessionPolicy())
+    await setup.gateway.open(session, SessionPolicy())
     setup.engine.replies = list(said)
     history, turns = client.said("begin"), []
     for reply in said:

@@ -29,7 +29,7 @@ async def controlled(tmp_path, *scripts, **serving_with):
     settings = ControlSettings(token_file=file)
     async with (
         serving(tmp_path, *scripts, **serving_with) as setup,
-        serve_control(setup.gateway, setup.journal, settings, gateway_url=setup.url) as address,
+        serve_control(setup.gateway, setup.journal, settings) as address,
         httpx.AsyncClient(
             base_url=address.url,
             headers={"authorization": f"Bearer {TOKEN}"},
@@ -137,13 +137,13 @@ async def test_the_harnesses_port_has_no_control_and_does_not_take_the_token(tmp
 async def test_calls_wait_until_the_last_holder_lets_go(tmp_path):
     async with controlled(tmp_path, "now") as (setup, control):
         session = await setup.open()
-        setup.gateway.pause()
+        await setup.gateway.pause()
         for holder in ("a", "b", "a"):
             answer = await control.post("/pause", json={"holder": holder})
         assert answer.json() == {"paused": True, "holders": ["control:a", "control:b", "run"]}
         async with setup.client(session) as sdk:
             asked = asyncio.create_task(sdk.chat.completions.create(**ask("hi")))
-            setup.gateway.resume()
+            await setup.gateway.resume()
             await control.post("/resume", json={"holder": "a"})
             answer = await control.post("/resume", json={"holder": "run"})
             assert answer.json() == {"paused": True, "holders": ["control:b"]}

@@ -138,13 +138,13 @@ async def test_a_broken_stream_is_cut_after_an_error_event_and_never_ended_clean
 async def test_a_new_call_waits_while_the_gateway_is_paused(tmp_path):
     async with serving(tmp_path, "now") as setup:
         session = await setup.open()
-        setup.gateway.pause()
+        await setup.gateway.pause()
         async with setup.client(session) as client:
             waiting = asyncio.create_task(_consume(client, stream=True, first=(seen := [])))
             await _until(lambda: seen)
             assert setup.engine.requests == []
             before_s = setup.gateway.paused_s()
-            setup.gateway.resume()
+            await setup.gateway.resume()
             assert await waiting == "now"
         assert setup.gateway.paused_s() >= before_s > 0
         after_s = setup.gateway.paused_s()
@@ -160,9 +160,9 @@ async def test_a_pause_does_not_count_against_the_engine(tmp_path):
             seen = []
             waiting = asyncio.create_task(_consume(client, stream=True, first=seen))
             await hold.reached.wait()
-            setup.gateway.pause()
+            await setup.gateway.pause()
             await _until(lambda: len(seen) > 15)  # no-ops of more than the engine's time
-            setup.gateway.resume()
+            await setup.gateway.resume()
             hold.released.set()
             assert await waiting == "abc"
 
@@ -171,7 +171,7 @@ async def test_a_pause_without_end_is_the_engines_failure(tmp_path):
     settings = GatewaySettings(pause_timeout_s=0.01)
     async with serving(tmp_path, settings=settings) as setup:
         session = await setup.open()
-        setup.gateway.pause()
+        await setup.gateway.pause()
         async with setup.client(session) as client:
             with pytest.raises(openai.InternalServerError, match="paused for too long"):
                 await client.chat.completions.create(**ask("hi"))
@@ -202,7 +202,7 @@ async def test_leaving_the_gateway_records_what_was_running(tmp_path):
         session = await setup.open()
         gateway = Gateway(ByteEngine(["part", hold]), ByteRenderer(), setup.journal)
         async with setup.client(session) as client, gateway.serve() as address:
-            gateway.open(session, SessionPolicy())
+            await gateway.open(session, SessionPolicy())
             client.base_url = f"{address.url}/s/{session.key}/v1"
             waiting = asyncio.create_task(_consume(client, stream=True))
             await hold.reached.wait()
@@ -219,7 +219,7 @@ async def test_a_reply_that_cannot_be_recorded_is_not_given(tmp_path, stream):
         journal = _FullJournal()
         gateway = Gateway(ByteEngine("secret"), ByteRenderer(), journal)
         async with gateway.serve() as address:
-            gateway.open(session, SessionPolicy())
+            await gateway.open(session, SessionPolicy())
             setup.url = address.url
             async with setup.client(session) as client:
                 with pytest.raises((openai.APIError, httpx.RemoteProtocolError)) as caught:
@@ -240,7 +240,7 @@ async def test_a_call_that_cannot_be_put_together_fails_the_run_loudly(tmp_path,
         session = await setup.open()
         gateway = Gateway(ByteEngine("lost"), BrokenRenderer(), setup.journal)
         async with gateway.serve() as address, setup.client(session) as client:
-            gateway.open(session, SessionPolicy())
+            await gateway.open(session, SessionPolicy())
             client.base_url = f"{address.url}/s/{session.key}/v1"
             with pytest.raises(openai.InternalServerError, match="put on record"):
                 await _consume(client, stream=False)
@@ -253,7 +253,7 @@ async def test_a_stale_attempt_is_turned_away_without_failing_the_run(tmp_path):
         session = await setup.open()
         gateway = Gateway(ByteEngine("late"), ByteRenderer(), _FullJournal(StaleAttempt("stale")))
         async with gateway.serve() as address:
-            gateway.open(session, SessionPolicy())
+            await gateway.open(session, SessionPolicy())
             setup.url = address.url
             async with setup.client(session) as client:
                 with pytest.raises(openai.AuthenticationError):

@@ -185,7 +185,7 @@ async def test_another_model_is_asked_where_it_is_chosen_and_never_trained_on(tm
         gateway = Gateway(engine, ByteRenderer(), setup.journal, settings(choose))
         session = await setup.open()
         async with gateway.serve() as address:
-            gateway.open(session, SessionPolicy())
+            await gateway.open(session, SessionPolicy())
             setup.url = address.url
             async with setup.client(session) as client:
                 reply = await client.chat.completions.create(**ask("hi") | {"model": "x-mini"})

@@ -139,7 +139,7 @@ async def test_a_score_that_cannot_be_recorded_fails_the_run(tmp_path):
             ByteEngine("x"), ByteRenderer(), Full(setup.journal), scoring(tmp_path, LENGTH)
         )
         async with gateway.serve() as address:
-            gateway.open(session, SessionPolicy())
+            await gateway.open(session, SessionPolicy())
             setup.url = address.url
             await converse(setup, session, turns=1)
             await gateway.close(session.id)

@@ -40,11 +40,11 @@ async def trouble(servers, gateway, engine, folder):
         await server.start()
         await asyncio.sleep(chance.uniform(0.1, 0.4))
         if version % UPDATE_EVERY == 0:
-            gateway.pause()
+            await gateway.pause()
             await engine.pause()
             await engine.load_weights(version, weights(folder, version))
             await engine.resume()
-            gateway.resume()
+            await gateway.resume()
 
 
 async def soak(setup, servers, engine, folder):

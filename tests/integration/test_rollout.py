@@ -97,11 +97,11 @@ async def test_paused_time_is_charged_to_nobody(tmp_path):
     budget_s = 1.0
     patient = task(f"signal {tmp_path}/pid; ask what; write out 42", run_s=budget_s)
     async with world(tmp_path) as at:
-        at.gateway.pause()
+        await at.gateway.pause()
         collecting = asyncio.create_task(at.rollout().collect_all(plan(patient)))
         await appeared(tmp_path / "pid")
         await asyncio.sleep(1.5 * budget_s)
-        at.gateway.resume()
+        await at.gateway.resume()
         (group,) = await collecting
     assert group.trajectories[0].outcome == Completed(Grade(1.0, True, {"failed": []}), exit_code=0)
 
@@ -266,7 +266,7 @@ async def test_a_refused_side_call_cuts_no_session_off(tmp_path):
     async with world(tmp_path) as at:
         at.harness = _Sided(at.harness._settings)
         (group,) = await at.rollout().collect_all(plan(task("ask a; try side", max_calls=1)))
-        assert at.gateway.totals["refused_at_call_limit"] == 1
+        assert (await at.gateway.figures()).totals["refused_at_call_limit"] == 1
     assert group.trajectories[0].outcome.cut_off is None
 
 

@@ -126,7 +126,7 @@ async def test_a_harness_that_breaks_fails_its_session_and_frees_its_slots(tmp_p
         at.harness = _Careless(at.harness._settings)
         rollout = at.rollout(max_attempts=2, prepare_workers=1, ready_buffer=1, run_workers=1)
         failed, good = await rollout.collect_all(plan(careless, GOOD, samples=3))
-        assert at.gateway.open_sessions == 0
+        assert (await at.gateway.figures()).open_sessions == 0
     outcomes = [trajectory.outcome for trajectory in failed.trajectories]
     assert all(isinstance(outcome, Failed) for outcome in outcomes)
     assert {(outcome.stage, "KeyError: 'careless'" in outcome.error) for outcome in outcomes} == {

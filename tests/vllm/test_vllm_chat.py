@@ -54,7 +54,7 @@ async def talk(engine, tmp_path, **fields):
         gateway = Gateway(engine, renderer, journal)
         address = await stack.enter_async_context(gateway.serve())
         await journal.open_session(session, phase="rollout", step=0)
-        gateway.open(session, SessionPolicy())
+        await gateway.open(session, SessionPolicy())
         client = await stack.enter_async_context(
             openai.AsyncOpenAI(base_url=f"{address.url}/s/{session.key}/v1", api_key=session.key)
         )

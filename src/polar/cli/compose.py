@@ -119,7 +119,7 @@ class EngineSync:
 
     async def before(self) -> None:
         """Hold new calls back and stop sampling."""
-        self._parts.gateway.pause()
+        await self._parts.gateway.pause()
         await self._parts.engine.pause()
 
     async def after(self, version: int) -> None:
@@ -127,7 +127,7 @@ class EngineSync:
         path = None if self._shared else await asyncio.to_thread(self._write, version)
         await self._parts.engine.load_weights(version, path)
         await self._parts.engine.resume()
-        self._parts.gateway.resume()
+        await self._parts.gateway.resume()
 
     def _write(self, version: int) -> Path:
         assert self._parts.trainer is not None
@@ -176,13 +176,12 @@ async def compose(
         runtime = _runtime(config, say)
         stack.push_async_callback(runtime.aclose)
 
-        async def serve(source: Engine) -> tuple[Gateway, Rollout, str]:
+        async def serve(source: Engine) -> tuple[Gateway, Rollout]:
             gateway = Gateway(source, renderer, journal, config.gateway)
-            address = await stack.enter_async_context(gateway.serve())
+            await stack.enter_async_context(gateway.serve())
             keep_loaded()
             rollout = Rollout(
                 gateway=gateway,
-                gateway_url=address.url,
                 runtime=runtime,
                 harness=harness,
                 journal=journal,
@@ -191,12 +190,12 @@ async def compose(
                 settings=config.rollout,
                 on_event=on_event,
             )
-            return gateway, rollout, address.url
+            return gateway, rollout
 
-        gateway, rollout, url = await serve(taped)
+        gateway, rollout = await serve(taped)
         if config.gateway.control is not None:
             control = await stack.enter_async_context(
-                serve_control(gateway, journal, config.gateway.control, gateway_url=url)
+                serve_control(gateway, journal, config.gateway.control)
             )
             say(f"control API at {control.url}")
         expert = None

@@ -97,7 +97,7 @@ async def play(
             async with gateway.serve() as address:
                 session = Session(_SESSION, TaskId("check"), "check", 0, "polar-harness-check")
                 await journal.open_session(session, phase="check", step=0)
-                gateway.open(
+                await gateway.open(
                     session,
                     SessionPolicy(
                         max_tokens=max_tokens,

@@ -209,7 +209,7 @@ async def _run(
 ) -> tuple[ForegroundResult, SessionUsage]:
     """Let the harness in, and out when it has ended: what still runs is abandoned, on record."""
     session, launch = started
-    gateway.open(session, policy)
+    await gateway.open(session, policy)
     try:
         ended = await run_in_foreground(
             launch.process,

@@ -1,5 +1,6 @@
 """The model boundary: harnesses call it in their own wire format, every token goes on record."""
 
+from polar.gateway.boundary import Figures, ModelBoundary
 from polar.gateway.control import serve_control
 from polar.gateway.gateway import Gateway
 from polar.gateway.policy import SessionPolicy, SessionUsage
@@ -8,8 +9,10 @@ from polar.gateway.settings import GatewaySettings
 
 __all__ = [
     "Address",
+    "Figures",
     "Gateway",
     "GatewaySettings",
+    "ModelBoundary",
     "SessionPolicy",
     "SessionUsage",
     "serve_control",

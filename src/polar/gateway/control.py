@@ -25,8 +25,8 @@ from polar.errors import (
     UnknownRoute,
 )
 from polar.gateway.asgi import Receive, Scope, Send, bearer, read_body, read_headers, send_whole
+from polar.gateway.boundary import ModelBoundary
 from polar.gateway.control_token import load_token
-from polar.gateway.gateway import Gateway
 from polar.gateway.metrics import metrics
 from polar.gateway.policy import SessionPolicy, SessionUsage
 from polar.gateway.scorers.command import call_as_json
@@ -79,7 +79,7 @@ class OpenRequest(BaseModel):
 
 @asynccontextmanager
 async def serve_control(
-    gateway: Gateway, journal: Journal, settings: ControlSettings, *, gateway_url: str
+    gateway: ModelBoundary, journal: Journal, settings: ControlSettings
 ) -> AsyncIterator[Address]:
     """Serve the control API until the context is left.
 
@@ -88,7 +88,7 @@ async def serve_control(
         GatewayError: The address cannot be used.
     """
     token = await asyncio.to_thread(load_token, settings.token_file)
-    app = ControlApp(gateway, journal, token=token, gateway_url=gateway_url)
+    app = ControlApp(gateway, journal, token=token)
     limits = gateway.connection_limits()
     async with serve_app(app, host=settings.host, port=settings.port, limits=limits) as address:
         yield address
@@ -116,23 +116,20 @@ class ControlApp:
         gateway: Already serving.
         journal: Where its sessions are kept.
         token: What every request has to bear.
-        gateway_url: Address of the harnesses' port.
         new_id: Makes unique ids.
     """
 
     def __init__(
         self,
-        gateway: Gateway,
+        gateway: ModelBoundary,
         journal: Journal,
         *,
         token: str,
-        gateway_url: str,
         new_id: Callable[[], str] = lambda: secrets.token_hex(8),
     ) -> None:
         self._gateway = gateway
         self._journal = journal
         self._token = token.encode()
-        self._gateway_url = gateway_url
         self._new_id = new_id
         self._sessions: dict[str, Session] = {}
         self._closed: OrderedDict[str, SessionUsage] = OrderedDict()
@@ -185,7 +182,7 @@ class ControlApp:
         return _json(200 if failure is None else 503, told)
 
     async def _metrics(self, _: str, body: bytes) -> _Answer:
-        return _json(200, metrics(self._gateway))
+        return _json(200, await metrics(self._gateway))
 
     async def _open(self, _: str, body: bytes) -> _Answer:
         asked = _parsed(OpenRequest, body)
@@ -198,20 +195,20 @@ class ControlApp:
         )
         await self._journal.open_session(session, phase="external", step=0)
         try:
-            self._gateway.open(session, _policy(asked))
+            url = await self._gateway.open(session, _policy(asked))
         except GatewayError as error:
             await self._journal.set_state(session, "cancelled", Cancelled(error.what))
             raise
         await self._journal.set_state(session, "running")
         self._sessions[session.id] = session
-        base_url = f"{self._gateway_url}/s/{session.key}"
+        base_url = f"{url}/s/{session.key}"
         return _json(201, {"id": session.id, "key": session.key, "base_url": base_url})
 
     async def _list(self, _: str, body: bytes) -> _Answer:
-        return _json(200, {"sessions": list(map(self._state, self._sessions))})
+        return _json(200, {"sessions": [await self._state(name) for name in tuple(self._sessions)]})
 
     async def _show(self, name: str, body: bytes) -> _Answer:
-        return _json(200, self._state(name))
+        return _json(200, await self._state(name))
 
     async def _calls(self, name: str, body: bytes) -> _Answer:
         calls = await self._journal.calls(self._known(name))
@@ -221,20 +218,20 @@ class ControlApp:
         session = self._sessions.pop(name, None)
         if session is None:
             raise GatewayError("the session is closed already", where=self._known(name))
-        self._closed[name] = self._gateway.usage(session.id)
+        self._closed[name] = await self._gateway.usage_of(session.id)
         if len(self._closed) > _CLOSED_KEPT:
             self._closed.popitem(last=False)
         self._closed[name] = await self._gateway.close(session.id)
         outcome = Cancelled("closed through the control API, without a grade")
         await self._journal.set_state(session, "cancelled", outcome)
-        return _json(200, self._state(name))
+        return _json(200, await self._state(name))
 
     async def _pause(self, _: str, body: bytes) -> _Answer:
-        self._gateway.pause(_holder(body))
+        await self._gateway.pause(_holder(body))
         return self._holds()
 
     async def _resume(self, _: str, body: bytes) -> _Answer:
-        self._gateway.resume(_holder(body))
+        await self._gateway.resume(_holder(body))
         return self._holds()
 
     def _holds(self) -> _Answer:
@@ -246,10 +243,10 @@ class ControlApp:
             raise UnknownRoute(f"no session {name} was opened here")
         return SessionId(name)
 
-    def _state(self, name: str) -> dict[str, object]:
+    async def _state(self, name: str) -> dict[str, object]:
         session_id = self._known(name)
         closed = self._closed.get(name)
-        usage = self._gateway.usage(session_id) if closed is None else closed
+        usage = await self._gateway.usage_of(session_id) if closed is None else closed
         return {"id": name, "state": "open" if closed is None else "closed", "usage": usage}
 
 

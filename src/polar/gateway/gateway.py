@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from collections import Counter, OrderedDict
@@ -12,6 +13,7 @@ from polar import dialects
 from polar.dialects import Dialect
 from polar.engines.base import Capabilities, Engine
 from polar.errors import EngineRefused, GatewayError, JournalError
+from polar.gateway.boundary import RUN, Figures
 from polar.gateway.call import CallEnvironment
 from polar.gateway.connections import ConnectionLimits, Cut
 from polar.gateway.http import GatewayApp
@@ -29,8 +31,6 @@ from polar.types import Capture, Session, SessionId
 __all__ = ["Gateway"]
 
 _CLOSED_USAGES_KEPT = 10_000
-_RUN = "run"
-"""The holder that pauses for updates of the weights."""
 
 
 class Gateway:
@@ -79,6 +79,7 @@ class Gateway:
             on_failure=self._fail,
         )
         self._capabilities: Capabilities | None = None
+        self._url: str | None = None
         self._by_key: dict[str, OpenSession] = {}
         self._by_id: dict[SessionId, OpenSession] = {}
         self._closed: OrderedDict[SessionId, SessionUsage] = OrderedDict()
@@ -125,14 +126,25 @@ class Gateway:
         async with serve_app(
             self._app, host=host, port=port, limits=self.connection_limits()
         ) as address:
+            self._url = address.url
             try:
                 yield address
             finally:
                 while self._by_id:  # others may be closing theirs at the same time
                     await self.close(next(iter(self._by_id)))
 
-    def open(self, session: Session, policy: SessionPolicy) -> None:
-        """Let a session in by its key.
+    def place(self) -> str:
+        """Say where sessions are served.
+
+        Raises:
+            GatewayError: The gateway does not serve yet.
+        """
+        self._probed()
+        assert self._url is not None
+        return self._url
+
+    async def open(self, session: Session, policy: SessionPolicy, at: str | None = None) -> str:
+        """Let a session in by its key, and say where: there is one place.
 
         Raises:
             GatewayError: The gateway does not serve yet, or the session or key is already in use.
@@ -154,6 +166,7 @@ class Gateway:
         opened = OpenSession(session, policy, environment)
         self._closed.pop(session.id, None)
         self._by_id[session.id] = self._by_key[session.key] = opened
+        return self.place()
 
     async def close(self, session_id: SessionId) -> SessionUsage:
         """Turn a session's key away, abandon its running calls and wait until all is on record.
@@ -172,18 +185,25 @@ class Gateway:
             self._closed.popitem(last=False)
         return self._closed[session_id]
 
-    @property
-    def totals(self) -> Mapping[str, int]:
-        """Add up what all sessions used so far, open and closed."""
+    async def lost(self, session_id: SessionId) -> GatewayError:
+        """Wait for ever: this process serves all sessions, or is no more."""
+        never: asyncio.Future[GatewayError] = asyncio.get_running_loop().create_future()
+        return await never
+
+    async def figures(self) -> Figures:
+        """Add up what was done."""
         totals = self._past.copy()
         for session in self._by_id.values():
             totals.update(session.usage().counts())
-        return dict(totals)
+        return Figures(len(self._by_id), dict(totals), self.cut_connections)
 
-    @property
-    def open_sessions(self) -> int:
-        """Count the sessions that are open."""
-        return len(self._by_id)
+    async def usage_of(self, session_id: SessionId) -> SessionUsage:
+        """Count what a session used; also after it was closed.
+
+        Raises:
+            GatewayError: The session was never open.
+        """
+        return self.usage(session_id)
 
     def usage(self, session_id: SessionId) -> SessionUsage:
         """Count what a session used; also after it was closed.
@@ -199,7 +219,7 @@ class Gateway:
         """Who holds new calls back; nobody: calls are let through."""
         return frozenset(self._holders)
 
-    def pause(self, holder: str = _RUN) -> None:
+    async def pause(self, holder: str = RUN) -> None:
         """Hold new calls back; running ones go on as far as the engine does.
 
         Args:
@@ -210,7 +230,7 @@ class Gateway:
         for session in self._by_id.values():
             session.suspend_timeouts()
 
-    def resume(self, holder: str = _RUN) -> None:
+    async def resume(self, holder: str = RUN) -> None:
         """Let calls through again, unless others still hold them back."""
         self._holders.discard(holder)
         if self._holders:

@@ -12,7 +12,7 @@ from typing import Literal
 
 from polar.errors import JournalError, PolarError, RuntimeFailed
 from polar.evaluators.base import Evaluation
-from polar.gateway import Gateway
+from polar.gateway import ModelBoundary
 from polar.harnesses.base import Harness
 from polar.rollout.endings import state_of
 from polar.rollout.faults import describe
@@ -39,8 +39,7 @@ class Attempts:
     grader never holds a model slot.
 
     Args:
-        gateway: Serves the harness; already serving at `gateway_url`.
-        gateway_url: Its base address as seen from this process.
+        gateway: Serves the harness; already serving.
         runtime: Starts sandboxes.
         harness: The agent program.
         journal: Where sessions and calls are kept.
@@ -53,8 +52,7 @@ class Attempts:
     def __init__(  # noqa: PLR0913 - the rollout hands over every collaborator by name
         self,
         *,
-        gateway: Gateway,
-        gateway_url: str,
+        gateway: ModelBoundary,
         runtime: Runtime,
         harness: Harness,
         journal: Journal,
@@ -64,7 +62,6 @@ class Attempts:
         on_event: Callable[[SessionEvent], None],
     ) -> None:
         self._gateway = gateway
-        self._gateway_url = gateway_url
         self._runtime = runtime
         self._journal = journal
         self._settings = settings
@@ -135,14 +132,15 @@ class Attempts:
                 release_ready = _Once(self._ready.release)
                 stack.callback(release_ready)
                 await self._enter(session, at, "preparing")
+                url = self._gateway.place()
                 async with asyncio.timeout(task.limits.prepare_s):
                     sandbox_stack = await stack.enter_async_context(AsyncExitStack())
-                    sandbox = await self._prepare(task, work_dir, sandbox_stack)
+                    sandbox = await self._prepare(task, work_dir, url, sandbox_stack)
             self._on_event(SessionEvent(session.id, "ready"))
             async with self._running.hold(rank):
                 release_ready()
                 await self._enter(session, at, "running")
-                ran = await self._runs.run(task, session, sandbox)
+                ran = await self._runs.run(task, session, sandbox, url)
             await sandbox_stack.aclose()
             async with self._grading.hold(rank):
                 await self._enter(session, at, "grading")
@@ -158,7 +156,9 @@ class Attempts:
         await self._journal.set_state(session, stage)
         self._on_event(SessionEvent(session.id, stage))
 
-    async def _prepare(self, task: Task, work_dir: Path, stack: AsyncExitStack) -> Sandbox:
+    async def _prepare(
+        self, task: Task, work_dir: Path, url: str, stack: AsyncExitStack
+    ) -> Sandbox:
         await asyncio.to_thread(_lay_files, work_dir, task.files)
         return await stack.enter_async_context(
             self._runtime.start(
@@ -166,7 +166,7 @@ class Attempts:
                     work_dir=work_dir,
                     limits=task.limits,
                     read_only=self._installation.read_only,
-                    gateway_url=self._gateway_url,
+                    gateway_url=url,
                 )
             )
         )

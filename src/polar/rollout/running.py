@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Coroutine
 from dataclasses import dataclass
 
-from polar.gateway import Gateway, SessionPolicy, SessionUsage
+from polar.gateway import ModelBoundary, SessionPolicy, SessionUsage
 from polar.harnesses.base import Harness, LaunchRequest
 from polar.rollout.settings import RolloutSettings
 from polar.runtimes.base import ExecResult, Sandbox
-from polar.types import Session, Task
+from polar.types import Session, SessionId, Task
 
 __all__ = ["HarnessRuns", "Ran"]
 
@@ -42,24 +42,39 @@ class HarnessRuns:
     """
 
     def __init__(
-        self, *, gateway: Gateway, harness: Harness, model_name: str, settings: RolloutSettings
+        self,
+        *,
+        gateway: ModelBoundary,
+        harness: Harness,
+        model_name: str,
+        settings: RolloutSettings,
     ) -> None:
         self._gateway = gateway
         self._harness = harness
         self._model_name = model_name
         self._settings = settings
 
-    async def run(self, task: Task, session: Session, sandbox: Sandbox) -> Ran:
-        """Start the harness and wait for it; its calls are on record when this returns."""
+    async def run(self, task: Task, session: Session, sandbox: Sandbox, url: str) -> Ran:
+        """Start the harness and wait for it; its calls are on record when this returns.
+
+        Args:
+            task: What to do.
+            session: Whose key lets the harness in.
+            sandbox: Where it runs.
+            url: Where the gateway said that the session is served.
+
+        Raises:
+            GatewayError: The gateway can serve the session no longer.
+            RuntimeFailed: The harness could not be started.
+        """
         launch = self._harness.launch(
             LaunchRequest(task.instruction, self._model_name, session.key, sandbox.place)
         )
-        self._gateway.open(session, self._policy(task))
+        await self._gateway.open(session, self._policy(task), url)
         try:
             await sandbox.put_files(launch.files)
-            result = await self._within_budget(
-                sandbox.run(launch.process, timeout_s=_FOREVER_S), task.limits.run_s
-            )
+            running = sandbox.run(launch.process, timeout_s=_FOREVER_S)
+            result = await self._within_budget(running, session.id, task.limits.run_s)
         finally:
             usage = await self._gateway.close(session.id)
         return Ran(result, usage, result is None or self._harness.ended_well(result))
@@ -78,21 +93,28 @@ class HarnessRuns:
         )
 
     async def _within_budget(
-        self, running: Coroutine[None, None, ExecResult], budget_s: float
+        self, running: Coroutine[None, None, ExecResult], session_id: SessionId, budget_s: float
     ) -> ExecResult | None:
         """Wait for the harness; time that the gateway was paused is charged to nobody."""
         loop = asyncio.get_running_loop()
         started, paused = loop.time(), self._gateway.paused_s()
         process = asyncio.create_task(running)
+        lost = asyncio.create_task(self._gateway.lost(session_id))
         try:
             while True:
                 used = loop.time() - started - (self._gateway.paused_s() - paused)
                 if used >= budget_s:
                     return None
-                done, _ = await asyncio.wait({process}, timeout=max(budget_s - used, _RECHECK_S))
-                if done:
+                done, _ = await asyncio.wait(
+                    {process, lost},
+                    timeout=max(budget_s - used, _RECHECK_S),
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                if lost in done:
+                    raise lost.result()
+                if process in done:
                     return process.result()
         finally:
-            if not process.done():
-                process.cancel()
-                await asyncio.wait({process})
+            process.cancel()
+            lost.cancel()
+            await asyncio.wait({process, lost})

@@ -9,7 +9,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 
-from polar.gateway import Gateway
+from polar.gateway import ModelBoundary
 from polar.harnesses.base import Harness
 from polar.rollout.attempts import Attempts
 from polar.rollout.building import Building
@@ -28,8 +28,7 @@ class Rollout:
     """Expands tasks into sessions, runs each until it is graded, and builds its trajectory.
 
     Args:
-        gateway: Serves the harness; already serving at `gateway_url`.
-        gateway_url: Its base address as seen from this process.
+        gateway: Serves the harness; already serving.
         runtime: Starts sandboxes.
         harness: The agent program.
         journal: Where sessions and calls are kept.
@@ -42,8 +41,7 @@ class Rollout:
     def __init__(  # noqa: PLR0913 - the composition root hands over every collaborator by name
         self,
         *,
-        gateway: Gateway,
-        gateway_url: str,
+        gateway: ModelBoundary,
         runtime: Runtime,
         harness: Harness,
         journal: Journal,
@@ -61,7 +59,6 @@ class Rollout:
         self._streak = FaultStreak(settings.stop_after_failures)
         self._attempts = Attempts(
             gateway=gateway,
-            gateway_url=gateway_url,
             runtime=runtime,
             harness=harness,
             journal=journal,
