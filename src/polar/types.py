@@ -26,6 +26,7 @@ __all__ = [
     "Failed",
     "FinishReason",
     "FloatArray",
+    "Forced",
     "Grade",
     "Group",
     "IntArray",
@@ -139,6 +140,16 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
+class Forced:
+    """A reply that must be the call of a tool."""
+
+    name: str | None
+    """Which tool; absent: any of those that are offered."""
+    where: str
+    """The field of the request that asks for it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Chat:
     """One model request of a harness, independent of the wire format."""
 
@@ -151,6 +162,8 @@ class Chat:
     """Whether a stream ends with a usage chunk."""
     parallel_tool_calls: bool = True
     """Whether one reply may call several tools; if not, it is cut before the second call."""
+    forced: Forced | None = None
+    """What the reply must call; absent: whether it calls anything is the model's to say."""
     continues: str | None = None
     """Id of the earlier response whose conversation goes before these messages."""
     stored: bool = False
@@ -265,6 +278,9 @@ class Call:
     discarded_tokens: int = 0
     """Tokens that the engine sampled behind the last one of `sampled_ids`: nobody was given them,
     and no count of sampled tokens has them."""
+    opening_tokens: int = 0
+    """How many of the prompt's last tokens begin the reply: the harness had it begin with a call.
+    They are context like the rest of the prompt."""
     started_at: float = 0.0
     """Unix seconds."""
     ended_at: float = 0.0

@@ -105,6 +105,7 @@ def conversations(draw):
                 fork_reason=draw(st.none() | texts),
                 measured_tokens=draw(st.sampled_from([0, len(sampled)])),
                 discarded_tokens=draw(st.integers(0, 3)),
+                opening_tokens=draw(st.integers(0, 3)),
                 started_at=draw(st.floats(0, 2e9)),
                 ended_at=draw(st.floats(0, 2e9)),
                 sent=draw(intercepted(parent, seen_tools)) if draw(st.booleans()) else None,

@@ -36,10 +36,19 @@ NATIVE_TOOLS = (
     "\n</tool_call>{% endfor %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+THINKING = CHATML.replace(
+    "{{ '<|im_start|>assistant\n' }}", "{{ '<|im_start|>assistant\n<think>\n' }}"
+)
+"""Every reply begins in reasoning, which its history does not show."""
+HYBRID = CHATML.replace(
+    "{{ '<|im_start|>assistant\n' }}",
+    "<|im_start|>assistant\n{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}",
+)
 MAKERS = {
     "generic": lambda: GenericRenderer(tiny_tokenizer(CHATML)),
     "generic-native-tools": lambda: GenericRenderer(tiny_tokenizer(NATIVE_TOOLS)),
     "generic-thinking": lambda: GenericRenderer(tiny_tokenizer(CHATML, special_tokens=TAGS)),
+    "generic-hybrid": lambda: GenericRenderer(tiny_tokenizer(HYBRID, special_tokens=TAGS)),
     "family-qwen3": lambda: FamilyRenderer(tiny_tokenizer(special_tokens=TAGS), "qwen3"),
     "family-qwen3.5": lambda: FamilyRenderer(
         tiny_tokenizer(special_tokens=TAGS + QWEN35), "qwen3.5"
@@ -57,7 +66,7 @@ RESULT = (Message("tool", "a.txt\nb.txt", tool_call_id="call_0"),)
 REPLY = 'I look.\n<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'
 REPLIES = {
     "family-qwen3.5": "I look.</think>\n\n<tool_call>\n<function=bash>\n<parameter=command>\nls\n"
-    "</parameter>\n</function>\n</tool_call>"
+    "</parameter>\n</function>\n</tool_call>",
 }
 
 
@@ -151,3 +160,77 @@ def test_a_bridge_is_what_rendering_the_whole_conversation_gives(name):
     end = whole.index(renderer.stop_token_ids[0], len(prompt)) + 1
     delta = renderer.bridge(whole[:end], RESULT, TOOLS, prompt_tokens=len(prompt))
     assert whole == [*whole[:end], *delta]
+
+
+OPENING = '<tool_call>\n{"name": "bash", "arguments":'
+EMPTY = "<think>\n\n</think>\n\n"
+SILENCES = {
+    "generic": "",
+    "generic-native-tools": "",
+    "generic-thinking": "",
+    "generic-hybrid": EMPTY,
+    "family-qwen3": EMPTY,
+}
+"""How a turn without reasoning goes on after the generation prompt."""
+
+
+def begun(renderer, opening, text):
+    """A prompt with an opening, what the model samples after it, and what is read of both."""
+    prompt = [*renderer.render(START, TOOLS), *opening]
+    sampled = [*encode(renderer._tokenizer, text), renderer.stop_token_ids[0]]
+    message = parse(renderer, [*opening, *sampled], 3)[1]
+    return prompt, sampled, message
+
+
+@pytest.mark.parametrize(
+    ("tool", "rest"),
+    [
+        ("bash", ' {"command": "ls"}}\n</tool_call>'),
+        (None, 'bash", "arguments": {"command": "ls"}}\n</tool_call>'),
+    ],
+)
+def test_after_an_opening_the_model_can_only_go_on_with_a_call(name, renderer, tool, rest):
+    opening = renderer.call_opening(tool)
+    if name not in SILENCES:
+        assert opening is None
+        return
+    text = renderer.decode(opening)
+    assert text == SILENCES[name] + (OPENING if tool else OPENING[: OPENING.index("bash")])
+    prompt, sampled, message = begun(renderer, opening, rest)
+    assert message == Message(
+        "assistant", "", tool_calls=(ToolCall("call_0", "bash", '{"command": "ls"}'),)
+    )
+    delta = renderer.bridge([*prompt, *sampled], RESULT, TOOLS, prompt_tokens=len(prompt))
+    after = renderer.decode(delta)
+    assert after.startswith("\n<|im_start|>")
+    assert "a.txt" in after
+
+
+def test_an_opening_is_tokenized_as_the_model_would_sample_it(name, renderer):
+    if name in SILENCES:
+        call = Message("assistant", "", tool_calls=(ToolCall("c", "bash", '{"command": "ls"}'),))
+        whole = renderer.reply_ids(call)
+        text = renderer.decode(whole)
+        opening = renderer.call_opening("bash")
+        assert renderer.decode(opening).endswith(OPENING)
+        if text.startswith(renderer.decode(opening)):
+            assert whole[: len(opening)] == opening
+
+
+def test_a_template_that_writes_calls_in_another_order_has_no_opening():
+    template = NATIVE_TOOLS.replace(
+        '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}',
+        '{"arguments": {{ call.function.arguments | tojson }}, "name": "{{ call.function.name }}"}',
+    )
+    assert template != NATIVE_TOOLS
+    renderer = GenericRenderer(tiny_tokenizer(template))
+    assert renderer.call_opening("bash") is None
+
+
+def test_reasoning_that_the_prompt_has_opened_is_closed_by_the_opening():
+    renderer = GenericRenderer(tiny_tokenizer(THINKING, special_tokens=TAGS))
+    opening = renderer.call_opening("bash")
+    assert renderer.decode(opening) == f"\n</think>\n\n{OPENING}"
+    message = begun(renderer, opening, ' {"command": "ls"}}')[2]
+    assert message.tool_calls == (ToolCall("call_0", "bash", '{"command": "ls"}'),)
+    assert (message.reasoning, message.content) == (None, "")

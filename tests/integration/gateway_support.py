@@ -13,6 +13,7 @@ import openai
 
 from polar.engines.base import Capabilities, Chunk, SampleRequest
 from polar.gateway import Gateway, GatewaySettings, SessionPolicy
+from polar.rendering.hermes import call_opening
 from polar.rendering.parsing import HermesParser
 from polar.store import SqliteJournal
 from polar.types import Message, Session, SessionId, TaskId, ToolSpec
@@ -44,6 +45,9 @@ class ByteRenderer:
             new_tool_call_id=new_tool_call_id,
             thinks=True,
         )
+
+    def call_opening(self, name: str | None) -> list[int]:
+        return [*f"<think>\n\n</think>\n\n{call_opening(name)}".encode()]
 
     def decode(self, token_ids: Sequence[int]) -> str:
         names = {START: b"<|im_start|>", END: b"<|im_end|>"}

@@ -13,6 +13,9 @@ import openai
 from google import genai
 from google.genai import types
 
+ANY = "*"
+"""In place of the name of a tool that must be called: any of them."""
+
 Call = tuple[str, str, dict[str, Any]]
 """Id, name and arguments."""
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
@@ -43,7 +46,9 @@ class OpenAIChatClient:
             base_url=f"{url}/v1", api_key="-", max_retries=0, http_client=http
         )
 
-    async def ask(self, key: str, history: list[Any], *, stream: bool) -> Turn:
+    async def ask(
+        self, key: str, history: list[Any], *, stream: bool, must: str | None = None
+    ) -> Turn:
         api = self._client.with_options(api_key=key).chat.completions
         functions = [{"name": name, "parameters": SCHEMA} for name in NAMES]
         body = {
@@ -51,6 +56,10 @@ class OpenAIChatClient:
             "messages": history,
             "tools": [{"type": "function", "function": each} for each in functions],
         }
+        if must == ANY:
+            body["tool_choice"] = "required"
+        elif must:
+            body["tool_choice"] = {"type": "function", "function": {"name": must}}
         if stream:
             async with api.stream(**body, stream_options={"include_usage": True}) as events:
                 reply = await events.get_final_completion()
@@ -91,10 +100,15 @@ class OpenAIResponsesClient:
             base_url=f"{url}/v1", api_key="-", max_retries=0, http_client=http
         )
 
-    async def ask(self, key: str, history: list[Any], *, stream: bool) -> Turn:
+    async def ask(
+        self, key: str, history: list[Any], *, stream: bool, must: str | None = None
+    ) -> Turn:
         api = self._client.with_options(api_key=key).responses
         tools = [{"type": "function", "name": name, "parameters": SCHEMA} for name in NAMES]
         body = {"model": "m", "input": history, "tools": tools, "store": False}
+        if must:
+            named = {"type": "function", "name": must}
+            body["tool_choice"] = "required" if must == ANY else named
         if stream:
             async with api.stream(**body) as events:
                 reply = await events.get_final_response()
@@ -136,10 +150,15 @@ class AnthropicClient:
             base_url=url, api_key="-", max_retries=0, http_client=http2
         )
 
-    async def ask(self, key: str, history: list[Any], *, stream: bool) -> Turn:
+    async def ask(
+        self, key: str, history: list[Any], *, stream: bool, must: str | None = None
+    ) -> Turn:
         api = self._client.with_options(api_key=key).messages
         tools = [{"name": name, "input_schema": SCHEMA} for name in NAMES]
         body = {"model": "m", "messages": history, "tools": tools, "max_tokens": 9999}
+        if must:
+            named = {"type": "tool", "name": must}
+            body["tool_choice"] = {"type": "any"} if must == ANY else named
         if stream:
             async with api.stream(**body) as events:
                 reply = await events.get_final_message()
@@ -181,7 +200,9 @@ class GoogleClient:
         self._options = types.HttpOptions(base_url=url, httpx_async_client=http)
         self._forgets = forgets
 
-    async def ask(self, key: str, history: list[Any], *, stream: bool) -> Turn:
+    async def ask(
+        self, key: str, history: list[Any], *, stream: bool, must: str | None = None
+    ) -> Turn:
         api = genai.Client(api_key=key, http_options=self._options).aio.models
         functions = [
             types.FunctionDeclaration(name=name, parameters_json_schema=SCHEMA) for name in NAMES
@@ -190,6 +211,10 @@ class GoogleClient:
             tools=[types.Tool(function_declarations=functions)],
             automatic_function_calling=types.AutomaticFunctionCallingConfig(disable=True),
         )
+        if must:
+            allowed = None if must == ANY else [must]
+            calling = types.FunctionCallingConfig(mode="ANY", allowed_function_names=allowed)
+            config.tool_config = types.ToolConfig(function_calling_config=calling)
         asked = {"model": "m", "contents": history, "config": config}
         if stream:
             replies = [each async for each in await api.generate_content_stream(**asked)]

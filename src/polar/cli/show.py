@@ -192,6 +192,8 @@ def call_heading(call: Call, parent: Call | None, dropped: str | None) -> Text:
         facts.append(f"mean logprob {float(call.logprobs.mean()):.2f}")
     if call.measured_tokens:
         facts.append(f"{call.measured_tokens} logprobs asked for afterwards")
+    if call.opening_tokens:
+        facts.append(f"begun with {call.opening_tokens} of the context")
     if call.discarded_tokens:
         facts.append(f"{call.discarded_tokens} sampled behind the end and discarded")
     if parent is not None:

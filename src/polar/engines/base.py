@@ -32,6 +32,8 @@ class SampleRequest:
     """Which attempt of the session asks."""
     chat: Chat | None = None
     """The conversation, for an engine that renders."""
+    opening_tokens: int = 0
+    """How many of the prompt's last tokens begin the reply."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,6 +129,9 @@ class RunningCall:
         self.request = request
         self.feed = Feed(lambda: listeners.on_deserted(self))
         self._assembly = assembly
+        prompt = request.prompt
+        if isinstance(prompt, Prepared):
+            self.feed.put(assembly.feed(prompt.opening_ids.tolist()))
         self._environment = environment
         self._listeners = listeners
         self._started_at = environment.clock()
@@ -224,6 +227,7 @@ class RunningCall:
             model=self.request.model,
             attempt=self.request.session.attempt,
             chat=None if self.request.rendered else self.request.chat,
+            opening_tokens=prompt.opening_tokens if isinstance(prompt, Prepared) else 0,
         )
         now = asyncio.get_running_loop().time
         async with self._watched(), _closing(self._environment.engine.sample(request)) as chunks:
@@ -346,6 +350,7 @@ class RunningCall:
             fork_reason=prepared.fork_reason,
             measured_tokens=sum(chunk.measured_tokens for chunk in chunks),
             discarded_tokens=sum(chunk.discarded_tokens for chunk in chunks),
+            opening_tokens=prepared.opening_tokens,
             started_at=self._started_at,
             ended_at=self._environment.clock(),
             sent=request.sent,

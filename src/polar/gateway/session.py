@@ -23,6 +23,7 @@ from polar.gateway.call import CallEnvironment, CallListeners, CallRequest, Runn
 from polar.gateway.conversations import Conversations
 from polar.gateway.forks import ForkReasons
 from polar.gateway.interception import Intercepted, Interception
+from polar.gateway.openings import opened, refuse_forced
 from polar.gateway.policy import SessionPolicy, SessionUsage, UsageCounter
 from polar.gateway.scoring import Scoring
 from polar.rendering import SessionSplicer
@@ -128,8 +129,9 @@ class OpenSession:
         """
         seen = self._intercepted(chat).seen
         if self._environment.capture != "tokens":
+            refuse_forced(seen)
             return len(self._environment.renderer.render(seen.messages, seen.tools))
-        return len(self._splicer.prepare(seen).prompt_ids)
+        return len(self._prepared(seen).prompt_ids)
 
     def suspend_timeouts(self) -> None:
         """Stop the engine's clock for all calls."""
@@ -228,11 +230,15 @@ class OpenSession:
         """Make the prompt, or leave it to an engine that makes it, and ends turns by itself."""
         environment = self._environment
         if environment.capture == "tokens":
-            prepared = self._fork_reasons.explain(self._splicer.prepare(seen), kind, seen.messages)
+            prepared = self._fork_reasons.explain(self._prepared(seen), kind, seen.messages)
             return prepared, self._sampling(seen.sampling, len(prepared.prompt_ids), kind)
+        refuse_forced(seen)
         room = environment.max_context - 1
         applied = _takeable(self._policy.applied(seen.sampling, room=room))
         return partial(self._placed, seen, kind), applied
+
+    def _prepared(self, seen: Chat) -> Prepared:
+        return opened(self._splicer.prepare(seen), seen, self._environment.renderer)
 
     def _placed(self, seen: Chat, kind: CallKind, prompt_ids: IntArray) -> Prepared:
         """Say where a prompt hangs that the engine made; nowhere, if it told no ids."""

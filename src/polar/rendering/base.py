@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from polar.types import CallId, Delta, IntArray, Message, TokenIds, ToolSpec
 
-__all__ = ["IncrementalParser", "Prepared", "Renderer"]
+__all__ = ["IncrementalParser", "OpensCalls", "Prepared", "Renderer"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,6 +24,14 @@ class Prepared:
     `new_conversation`, `changed_tools`, `retry`, `unclosed_turn`, `no_bridge`; of prompts
     that the engine makes, `server_rendering`. The gateway adds `compaction`, which only the kinds
     of calls tell."""
+    opening_tokens: int = 0
+    """How many of the last ids begin the reply for the model; they are no part of what a request
+    with the same messages begins with."""
+
+    @property
+    def opening_ids(self) -> IntArray:
+        """Ids that begin the reply."""
+        return self.prompt_ids[len(self.prompt_ids) - self.opening_tokens :]
 
 
 class IncrementalParser(Protocol):
@@ -99,4 +107,23 @@ class Renderer(Protocol):
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of the ids, special tokens included, for people to read."""
+        ...
+
+
+@runtime_checkable
+class OpensCalls(Protocol):
+    """A renderer that can begin a reply such that it is the call of a tool."""
+
+    def call_opening(self, name: str | None) -> list[int] | None:
+        """Ids to append to a prompt, after which the model can only go on with a call.
+
+        A turn without reasoning is written as the model's template writes one.
+
+        Args:
+            name: The tool to call, whose arguments the model is to go on with; absent: it is to go
+                on with a tool's name.
+
+        Returns:
+            The ids; None where the model's form of a call is not known.
+        """
         ...

@@ -9,9 +9,9 @@ from typing import Any
 from polar.errors import BadRequest
 from polar.rendering.base import IncrementalParser
 from polar.rendering.function_form import call_fields, tool_fields
-from polar.rendering.hermes import parse_call
+from polar.rendering.hermes import call_opening, parse_call
 from polar.rendering.parsing import HermesParser
-from polar.rendering.tokenizer import Tokenizer, decoder_of, fingerprint
+from polar.rendering.tokenizer import Tokenizer, decoder_of, encode, fingerprint
 from polar.types import (
     Delta,
     Message,
@@ -26,6 +26,7 @@ from polar.types import (
 
 __all__ = ["FamilyRenderer", "WholeReplyParser"]
 
+_REPLY = "Polar probe: reply"
 _HERMES_FAMILIES = frozenset({"qwen3"})
 """Families whose replies are of the Hermes form, so that they can be parsed as they stream."""
 
@@ -138,6 +139,13 @@ class FamilyRenderer:
             self.decode,
             new_tool_call_id,
         )
+
+    def call_opening(self, name: str | None) -> list[int] | None:
+        """Ids that begin a call, for families of the Hermes form; see `OpensCalls`."""
+        if self._family not in _HERMES_FAMILIES:
+            return None
+        silence, _, _ = self.decode(self.reply_ids(Message("assistant", _REPLY))).partition(_REPLY)
+        return encode(self._tokenizer, silence + call_opening(name))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of the ids, special tokens included."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from polar.errors import BadRequest
 from polar.rendering.base import IncrementalParser
+from polar.rendering.hermes import call_opening
 from polar.rendering.parsing import HermesParser
 from polar.rendering.template import ChatTemplate
 from polar.rendering.tokenizer import Tokenizer, decoder_of, encoder_of, fingerprint
@@ -113,6 +114,16 @@ class GenericRenderer:
             thinks=self._template.traits.knows_think,
             starts_thinking=self._template.traits.starts_thinking,
         )
+
+    def call_opening(self, name: str | None) -> list[int] | None:
+        """Ids that begin a call in the Hermes form; see `OpensCalls`."""
+        traits = self._template.traits
+        if not traits.opens_calls:
+            return None
+        prompt = self._template.text([_QUESTION], (), generate=True)
+        before = self._encode(prompt)
+        ids = self._encode(prompt + traits.silence + call_opening(name))
+        return ids[len(before) :] if ids[: len(before)] == before else None
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of the ids, special tokens included."""

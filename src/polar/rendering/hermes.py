@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from polar.rendering.function_form import plain_json
 from polar.types import ToolCall, ToolSpec
 
-__all__ = ["CALL_CLOSE", "CALL_OPEN", "call_text", "parse_call", "tools_section"]
+__all__ = ["CALL_CLOSE", "CALL_OPEN", "call_opening", "call_text", "parse_call", "tools_section"]
 
 CALL_OPEN = "<tool_call>"
 CALL_CLOSE = "</tool_call>"
@@ -41,6 +41,16 @@ def call_text(call: ToolCall) -> str:
     """Write a call as the model is told to write it; the arguments keep their bytes."""
     name = json.dumps(call.name, ensure_ascii=False)
     return f'{CALL_OPEN}\n{{"name": {name}, "arguments": {call.arguments}}}\n{CALL_CLOSE}'
+
+
+def call_opening(name: str | None) -> str:
+    """Write how a call begins, for the model to go on: with its arguments, or with a tool's name.
+
+    It ends where models end a token: the space before the arguments belongs to the next one.
+    """
+    if name is None:
+        return f'{CALL_OPEN}\n{{"name": "'
+    return f'{CALL_OPEN}\n{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments":'
 
 
 def parse_call(body: str) -> tuple[str, str] | None:

@@ -41,6 +41,8 @@ class _Record:
     tool_call_ids: tuple[str, ...]
     tokens: int
     """Length of prompt and sampled tokens."""
+    opening: int
+    """How many of the prompt's last tokens begin the reply, and not its place in a conversation."""
 
     def context_ids(self) -> IntArray:
         """Put prompt and sampled tokens together from the chain of calls."""
@@ -185,6 +187,7 @@ class SessionSplicer:
             reasoning=_text(call.reply.reasoning),
             tool_call_ids=tuple(tool_call.id for tool_call in call.reply.tool_calls),
             tokens=len(call.prompt_ids) + len(call.sampled_ids),
+            opening=call.opening_tokens,
         )
         self._records[call.id] = record
         self._keep_context(call)
@@ -349,7 +352,7 @@ def _repeated(reached: Sequence[_Match]) -> _Record | None:
 
 
 def _again(record: _Record) -> Prepared:
-    """Send the prompt of an identical request again, as its sibling."""
+    """Send the prompt of an identical request again, as its sibling, without its opening."""
     return Prepared(
         prompt_ids=_prompt_of(record),
         parent_id=record.parent.id if record.parent is not None else None,
@@ -358,7 +361,7 @@ def _again(record: _Record) -> Prepared:
 
 
 def _prompt_of(record: _Record) -> IntArray:
-    return record.context_ids()[: record.prompt_tokens]
+    return record.context_ids()[: record.prompt_tokens - record.opening]
 
 
 def _step(match: _Match, message: Message, key: _Key, *, depth: int) -> Iterator[_Match]:

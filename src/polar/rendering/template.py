@@ -9,7 +9,7 @@ from typing import Any
 
 from polar.errors import BadRequest, ModelMissing
 from polar.rendering.function_form import call_fields, tool_fields
-from polar.rendering.hermes import call_text, tools_section
+from polar.rendering.hermes import call_opening, call_text, tools_section
 from polar.rendering.parsing import HermesParser
 from polar.rendering.tokenizer import Tokenizer, encode
 from polar.types import Message, ToolCall, ToolSpec
@@ -40,6 +40,10 @@ class Traits:
     """Template or vocabulary have `<think>`."""
     starts_thinking: bool
     """Its generation prompt ends in an open `<think>`."""
+    opens_calls: bool
+    """Calls are written as `call_opening` begins them."""
+    silence: str
+    """What follows its generation prompt in a turn without reasoning."""
     end_of_turn: str | None
     """Text of the special token that closes an assistant turn, if one does."""
 
@@ -156,9 +160,8 @@ class ChatTemplate:
         called = {"role": "assistant", "content": "", "tool_calls": [call_fields(_CALL)]}
         asked = {"role": "assistant", "content": _REPLY}
         answer = {"role": "tool", "content": _RESULT, "tool_call_id": _CALL.id}
-        tools = self._shows([user], _TOOL.name, tools=[tool_fields(_TOOL)]) and self._calls_hermes(
-            user, called
-        )
+        shown = {"tools": [tool_fields(_TOOL)]}
+        tools = self._shows([user], _TOOL.name, **shown) and self._calls_hermes(user, called)
         template = str(self._tokenizer.chat_template)
         return Traits(
             tools=tools,
@@ -167,8 +170,21 @@ class ChatTemplate:
             reasoning=self._shows([user, thought], _THOUGHT),
             knows_think="<think>" in template or "<think>" in self._tokenizer.get_vocab(),
             starts_thinking=prompt.rstrip().endswith("<think>"),
+            opens_calls=not tools or self._shows([user, called], call_opening(_CALL.name), **shown),
+            silence=self._silence(user, prompt, plain),
             end_of_turn=self._end_of_turn(plain),
         )
+
+    def _silence(self, user: dict[str, Any], prompt: str, plain: str) -> str:
+        """Find how a turn without reasoning begins: as the template generates or writes one."""
+        silent = self._apply([user], True, enable_thinking=False)
+        if silent.startswith(prompt) and silent != prompt:
+            return silent[len(prompt) :]
+        if plain.startswith(prompt) and _REPLY in plain:
+            return plain[len(prompt) : plain.index(_REPLY)]
+        if not prompt.rstrip().endswith("<think>"):
+            return ""
+        return "\n</think>\n\n" if prompt.endswith("\n") else "\n\n</think>\n\n"
 
     def _shows(self, messages: list[dict[str, Any]], wanted: str, **options: Any) -> bool:
         try:

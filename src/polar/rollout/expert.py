@@ -44,7 +44,7 @@ class ExpertEngine:
                 where=request.affinity,
                 fix="The harness asked more often than the expert's script foresees.",
             )
-        ids = tuple(self._encode(turn))
+        ids = _gone_on(tuple(self._encode(turn)), request)
         yield Chunk(ids, (0.0,) * len(ids), weight_version=0, finish_reason="stop")
 
     async def probe(self) -> Capabilities:
@@ -63,6 +63,18 @@ class ExpertEngine:
     async def aclose(self) -> None:
         """Forget the scripts."""
         self._scripts.clear()
+
+
+def _gone_on(ids: tuple[int, ...], request: SampleRequest) -> tuple[int, ...]:
+    """Leave out of a reply what its prompt begins it with."""
+    opening = request.opening_tokens
+    begun = tuple(map(int, request.prompt_ids[len(request.prompt_ids) - opening :]))
+    if ids[:opening] != begun:
+        raise EngineError(
+            "the expert's turn does not begin with the call that the harness asks for",
+            where=request.affinity,
+        )
+    return ids[opening:]
 
 
 class _Script:

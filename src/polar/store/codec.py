@@ -83,8 +83,8 @@ class CallRow(NamedTuple):
 
 CALL_COLUMNS = ", ".join(CallRow._fields)
 
-_COUNTS = ("measured_tokens", "discarded_tokens")
-"""What the engine counted, beside the sampling parameters."""
+_COUNTS = ("measured_tokens", "discarded_tokens", "opening_tokens")
+"""Counts of a call's tokens that stand beside its sampling parameters."""
 
 
 def encode_call(call: Call, base: Context | None) -> CallRow:
@@ -277,7 +277,7 @@ def _tool(fields: dict[str, Any]) -> ToolSpec:
 
 
 def _encode_sampling(call: Call) -> str:
-    """Write how a call was sampled, with the engine's counts that are not 0."""
+    """Write how a call was sampled, with the counts that are not 0."""
     counts = {name: count for name in _COUNTS if (count := getattr(call, name))}
     return _json(asdict(call.sampling) | counts if counts else call.sampling)
 

@@ -10,7 +10,7 @@ from hypothesis import given
 
 from polar.dialects import load
 from polar.errors import BadRequest
-from polar.types import Message, Sampling, ToolCall, ToolSpec
+from polar.types import Forced, Message, Sampling, ToolCall, ToolSpec
 
 DIALECT = load("anthropic_messages")
 HI = {"role": "user", "content": "hi"}
@@ -192,6 +192,24 @@ def test_one_tool_call_at_a_time_is_honoured():
     assert parse(tools=[TOOL], tool_choice={"type": "auto"}).parallel_tool_calls
 
 
+def test_a_choice_of_tools_forces_a_call_of_one_or_of_any():
+    tools = [TOOL, {**TOOL, "name": "g"}]
+    any_of_them = {"type": "any", "disable_parallel_tool_use": True}
+    assert parse(tools=tools, tool_choice=any_of_them).forced == Forced(None, "tool_choice")
+    assert not parse(tools=tools, tool_choice=any_of_them).parallel_tool_calls
+    named = parse(tools=tools, tool_choice={"type": "tool", "name": "g"})
+    assert named.forced == Forced("g", "tool_choice")
+    assert parse(tools=tools, tool_choice={"type": "auto"}).forced is None
+
+
+def test_a_tool_that_is_not_offered_cannot_be_forced():
+    tools = [TOOL, {**TOOL, "name": "g", "defer_loading": True}]
+    for choice in ({"type": "tool", "name": "g"}, {"type": "tool"}):
+        with pytest.raises(BadRequest) as caught:
+            parse(tools=tools, tool_choice=choice)
+        assert caught.value.where in ("tool_choice", "tool_choice.name")
+
+
 def test_strict_tools_are_refused_and_not_taken_as_loose_ones():
     """litellm#41913: `strict` was dropped in silence."""
     with pytest.raises(BadRequest) as caught:
@@ -256,8 +274,10 @@ def test_an_edit_of_the_context_that_keeps_all_is_taken(keep):
         ("messages", [{"role": "assistant", "content": ""}], "messages"),
         ("messages", [HI, {"role": "assistant", "content": "so"}], "messages"),
         ("tool_choice", "auto", "tool_choice"),
-        ("tool_choice", {"type": "any"}, "tool_choice.type"),
-        ("tool_choice", {"type": "tool", "name": "f"}, "tool_choice.type"),
+        ("tool_choice", {"type": "any"}, "tool_choice"),
+        ("tool_choice", {"type": "any", "name": "f"}, "tool_choice.name"),
+        ("tool_choice", {"type": "tool", "name": "f"}, "tool_choice"),
+        ("tool_choice", {"type": "required"}, "tool_choice.type"),
         ("tool_choice", {"type": "auto", "name": "f"}, "tool_choice.name"),
         ("thinking", {"type": "between_tools"}, "thinking.type"),
         ("thinking", {"type": "adaptive", "depth": 3}, "thinking.depth"),

@@ -7,7 +7,7 @@ import pytest
 
 from polar.dialects import load
 from polar.errors import BadRequest
-from polar.types import Message, Sampling, ToolCall, ToolSpec
+from polar.types import Forced, Message, Sampling, ToolCall, ToolSpec
 
 DIALECT = load("google_generate")
 HI = {"role": "user", "parts": [{"text": "hi"}]}
@@ -331,6 +331,25 @@ def test_tools_are_offered_unless_the_mode_is_none(config, offered):
     assert bool(tools({"name": "f"}, toolConfig=config)) is offered
 
 
+@pytest.mark.parametrize(
+    ("calling", "forced"),
+    [
+        ({"mode": "ANY"}, None),
+        ({"mode": "ANY", "allowedFunctionNames": []}, None),
+        ({"mode": "ANY", "allowed_function_names": ["g"]}, "g"),
+        ({"mode": "ANY", "allowedFunctionNames": ["g", "f"]}, None),
+    ],
+)
+def test_a_mode_of_any_forces_a_call_of_one_function_or_of_any(calling, forced):
+    functions = [{"name": "f"}, {"name": "g"}]
+    chat = parse(
+        tools=[{"functionDeclarations": functions}],
+        toolConfig={"functionCallingConfig": calling},
+    )
+    assert chat.forced == Forced(forced, "toolConfig.functionCallingConfig")
+    assert [tool.name for tool in chat.tools] == ["f", "g"]
+
+
 def test_all_sampling_fields_are_read():
     assert sampling(
         temperature=0,
@@ -461,7 +480,11 @@ def test_a_wrong_function_is_refused_where_it_is_wrong(declaration, where):
 @pytest.mark.parametrize(
     ("config", "where"),
     [
-        ({"functionCallingConfig": {"mode": "ANY"}}, "functionCallingConfig.mode"),
+        ({"functionCallingConfig": {"mode": "ANY"}}, "functionCallingConfig"),
+        (
+            {"functionCallingConfig": {"mode": "ANY", "allowedFunctionNames": ["x"]}},
+            "functionCallingConfig",
+        ),
         ({"functionCallingConfig": {"mode": "VALIDATED"}}, "functionCallingConfig.mode"),
         (
             {"functionCallingConfig": {"allowedFunctionNames": ["f"]}},
@@ -471,7 +494,7 @@ def test_a_wrong_function_is_refused_where_it_is_wrong(declaration, where):
         ({"includeServerSideToolInvocations": True}, "includeServerSideToolInvocations"),
     ],
 )
-def test_a_call_that_the_model_must_make_is_refused(config, where):
+def test_a_choice_of_functions_that_cannot_be_kept_to_is_refused(config, where):
     assert refused(toolConfig=config) == f"toolConfig.{where}"
 
 

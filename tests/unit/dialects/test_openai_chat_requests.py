@@ -6,9 +6,10 @@ import pytest
 
 from polar.dialects import load
 from polar.errors import BadRequest
-from polar.types import Message, Sampling, ToolCall, ToolSpec
+from polar.types import Forced, Message, Sampling, ToolCall, ToolSpec
 
 DIALECT = load("openai_chat")
+FUNCTIONS = [{"type": "function", "function": {"name": name}} for name in ("f", "g")]
 
 
 def parse(messages=({"role": "user", "content": "hi"},), **fields):
@@ -116,6 +117,53 @@ def test_tools_are_offered_unless_the_choice_is_none():
     assert parse(tools=[tool], tool_choice="none").tools == ()
 
 
+def allowed(mode, *names):
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+@pytest.mark.parametrize(
+    ("choice", "forced"),
+    [
+        ("auto", None),
+        ("required", Forced(None, "tool_choice")),
+        ({"type": "function", "function": {"name": "g"}}, Forced("g", "tool_choice")),
+        (allowed("auto", "f", "g"), None),
+        (allowed("required", "f"), Forced("f", "tool_choice.allowed_tools.tools")),
+        (allowed("required", "g", "f"), Forced(None, "tool_choice.allowed_tools.tools")),
+    ],
+)
+def test_a_choice_of_tools_forces_a_call_of_one_or_of_any(choice, forced):
+    chat = parse(tools=FUNCTIONS, tool_choice=choice)
+    assert chat.forced == forced
+    assert [tool.name for tool in chat.tools] == ["f", "g"]
+
+
+@pytest.mark.parametrize(
+    ("choice", "where"),
+    [
+        ({"type": "function", "function": {"name": "h"}}, "tool_choice"),
+        ({"type": "function", "function": {"name": "f", "x": 1}}, "tool_choice.function.x"),
+        ({"type": "function", "function": {"name": "f"}, "x": 1}, "tool_choice.x"),
+        ({"type": "function"}, "tool_choice.function"),
+        ({"type": "custom", "custom": {"name": "f"}}, "tool_choice.type"),
+        (allowed("auto", "f"), "tool_choice.allowed_tools.tools"),
+        (allowed("required", "f", "h"), "tool_choice.allowed_tools.tools"),
+        (allowed("never", "f", "g"), "tool_choice.allowed_tools.mode"),
+    ],
+)
+def test_a_choice_of_tools_that_cannot_be_kept_to_is_refused_by_name(choice, where):
+    with pytest.raises(BadRequest) as caught:
+        parse(tools=FUNCTIONS, tool_choice=choice)
+    assert caught.value.where == where
+
+
+def test_some_of_several_tools_cannot_be_forced():
+    three = [*FUNCTIONS, {"type": "function", "function": {"name": "h"}}]
+    with pytest.raises(BadRequest, match="only some of the tools"):
+        parse(tools=three, tool_choice=allowed("required", "f", "h"))
+
+
 def test_what_changes_nothing_is_taken_silently():
     parse(
         user="u",
@@ -148,6 +196,7 @@ def test_what_changes_nothing_is_taken_silently():
         ("parallel_tool_calls", "no"),
         ("functions", [{"name": "f"}]),
         ("tool_choice", "required"),
+        ("tool_choice", "always"),
         ("tool_choice", {"type": "function", "function": {"name": "f"}}),
         ("chat_template_kwargs", {"enable_thinking": False}),
         ("min_p", 0.1),

@@ -6,7 +6,7 @@ import pytest
 
 from polar.dialects import load
 from polar.errors import BadRequest
-from polar.types import Message, Sampling, ToolCall, ToolSpec
+from polar.types import Forced, Message, Sampling, ToolCall, ToolSpec
 
 DIALECT = load("openai_responses")
 INPUT = {
@@ -191,6 +191,60 @@ def test_tools_are_offered_unless_the_choice_is_none():
     assert parse(tools=[FUNCTION], tool_choice="none").tools == ()
 
 
+def allowed(mode, *tools):
+    return {"type": "allowed_tools", "mode": mode, "tools": list(tools)}
+
+
+SHELL_CHOICE = {"type": "function", "name": "shell"}
+PATCH_CHOICE = {"type": "custom", "name": "patch"}
+SPAWN_CHOICE = {"type": "function", "name": "spawn", "namespace": "agents"}
+DECLARED = [
+    FUNCTION,
+    {"type": "custom", "name": "patch"},
+    {"type": "namespace", "name": "agents", "tools": [{"type": "function", "name": "spawn"}]},
+]
+
+
+@pytest.mark.parametrize(
+    ("choice", "forced"),
+    [
+        ("auto", None),
+        ("required", Forced(None, "tool_choice")),
+        (SHELL_CHOICE, Forced("shell", "tool_choice")),
+        (PATCH_CHOICE, Forced("patch", "tool_choice")),
+        (SPAWN_CHOICE, Forced("agents__spawn", "tool_choice")),
+        (allowed("auto", SHELL_CHOICE, PATCH_CHOICE, SPAWN_CHOICE), None),
+        (allowed("required", SHELL_CHOICE), Forced("shell", "tool_choice.tools")),
+    ],
+)
+def test_a_choice_of_tools_forces_a_call_of_one_or_of_any(choice, forced):
+    assert parse(tools=DECLARED, tool_choice=choice).forced == forced
+
+
+@pytest.mark.parametrize(
+    ("choice", "where"),
+    [
+        ({"type": "function", "name": "spawn"}, "tool_choice"),
+        ({**SHELL_CHOICE, "x": 1}, "tool_choice.x"),
+        (allowed("auto", SHELL_CHOICE), "tool_choice.tools"),
+        (allowed("required", SHELL_CHOICE, PATCH_CHOICE), "tool_choice.tools"),
+        (allowed("required", {"type": "mcp", "server_label": "x"}), "tool_choice.tools[0].type"),
+        (allowed("never", SHELL_CHOICE), "tool_choice.mode"),
+    ],
+)
+def test_a_choice_of_tools_that_cannot_be_kept_to_is_refused_by_name(choice, where):
+    with pytest.raises(BadRequest) as caught:
+        parse(tools=DECLARED, tool_choice=choice)
+    assert caught.value.where == where
+
+
+def test_a_summary_cannot_be_forced_to_be_a_call():
+    with pytest.raises(BadRequest, match="a summary is no call"):
+        parse(
+            [user("hi"), {"type": "compaction_trigger"}], tools=[FUNCTION], tool_choice="required"
+        )
+
+
 @pytest.mark.parametrize("syntax", ["lark", "regex"])
 def test_a_freeform_tool_is_a_function_of_text_that_is_told_the_grammar(syntax):
     form = {"type": "grammar", "syntax": syntax, "definition": "start: X"}
@@ -297,7 +351,9 @@ def test_a_prompts_length_can_be_asked_without_a_model():
         ("text", "plain", "text"),
         ("stream_options", {"x": 1}, "stream_options.x"),
         ("tool_choice", "required", "tool_choice"),
+        ("tool_choice", "always", "tool_choice"),
         ("tool_choice", {"type": "function", "name": "f"}, "tool_choice"),
+        ("tool_choice", {"type": "file_search"}, "tool_choice.type"),
         ("parallel_tool_calls", "no", "parallel_tool_calls"),
         ("store", "no", "store"),
         ("previous_response_id", 3, "previous_response_id"),

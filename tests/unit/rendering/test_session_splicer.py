@@ -29,18 +29,18 @@ class Gateway:
         self.calls = []
         self.ids = count()
 
-    def ask(self, messages, reply="ok", *, tools=TOOLS, finish="stop", ended=True):
+    def ask(self, messages, reply="ok", *, tools=TOOLS, finish="stop", ended=True, opening=()):
         prepared = self.splicer.prepare(Chat("m", tuple(messages), tools))
         sampled = [*encode(RENDERER._tokenizer, reply), *([END] if ended else [])]
         parser = self.renderer.parser(tools, new_tool_call_id=lambda: f"call_{next(self.ids)}")
-        parser.feed(sampled)
+        parser.feed([*opening, *sampled])
         call = Call(
             id=CallId(f"c{len(self.calls)}"),
             session_id=SessionId("s1"),
             attempt=0,
             index=len(self.calls),
             parent_id=prepared.parent_id,
-            prompt_ids=np.array(prepared.prompt_ids, np.int32),
+            prompt_ids=np.array([*prepared.prompt_ids, *opening], np.int32),
             sampled_ids=np.array(sampled, np.int32),
             logprobs=np.zeros(len(sampled), np.float32),
             weight_versions=np.zeros(len(sampled), np.int32),
@@ -50,6 +50,7 @@ class Gateway:
             reply=parser.finish()[1],
             finish_reason=finish,
             fork_reason=prepared.fork_reason,
+            opening_tokens=len(opening),
         )
         self.splicer.record(call)
         self.calls.append(call)
@@ -212,6 +213,19 @@ def test_an_identical_request_is_a_sibling_with_the_same_prompt(gateway, first):
     assert how(retry) == (first.id, "retry")
     assert list(retry.prompt_ids) == list(second.prompt_ids)
     assert how(gateway.ask(START)) == (None, "retry")
+
+
+def test_what_began_a_reply_is_context_of_its_turn_and_not_of_a_retry(gateway):
+    opening = RENDERER.call_opening("bash")
+    plain = gateway.ask(START, "ok")
+    forced = gateway.ask(START, ' {"command": "ls"}}\n</tool_call>', opening=opening)
+    again = gateway.ask(START, "ok")
+    assert [call.fork_reason for call in gateway.calls] == [None, "retry", "retry"]
+    assert list(forced.prompt_ids) == [*plain.prompt_ids, *opening]
+    assert list(again.prompt_ids) == list(plain.prompt_ids)
+    later = gateway.ask([*START, forced.reply, result(forced)])
+    assert extends(later, forced)
+    assert later.fork_reason is None
 
 
 def test_an_abandoned_call_is_retried_but_never_extended(gateway):

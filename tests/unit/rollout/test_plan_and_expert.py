@@ -57,6 +57,17 @@ async def test_the_expert_says_when_it_is_asked_more_than_it_knows():
         await said(engine, "a")
 
 
+async def test_the_expert_goes_on_from_a_call_that_is_begun_and_from_no_other():
+    engine = ExpertEngine(encode)
+    engine.prepare({SessionId("a"): [Message("assistant", text) for text in ("<one>", "two")]})
+    begun = SampleRequest([1, 2, *b"<o"], Sampling(), affinity="a", opening_tokens=2)
+    (chunk,) = [chunk async for chunk in engine.sample(begun)]
+    assert chunk.token_ids == (*b"ne>", 0)
+    assert len(chunk.logprobs) == 4
+    with pytest.raises(EngineError, match="does not begin with the call"):
+        [chunk async for chunk in engine.sample(begun)]
+
+
 async def test_the_expert_begins_again_in_a_sessions_next_attempt():
     engine = ExpertEngine(encode)
     engine.prepare({SessionId("a"): [Message("assistant", turn) for turn in ("one", "two")]})

@@ -9,9 +9,10 @@ from polar.dialects.anthropic_messages.messages import (
     read_messages,
     read_text,
 )
+from polar.dialects.choice import forced_call
 from polar.dialects.earlier import Earlier
 from polar.dialects.fields import Fields, parse_object, refuse
-from polar.types import Chat, Message, Sampling, ToolSpec
+from polar.types import Chat, Forced, Message, Sampling, ToolSpec
 
 __all__ = ["parse_chat"]
 
@@ -94,6 +95,7 @@ def parse_chat(body: bytes, earlier: Earlier[Said], *, counts: bool = False) -> 
         stream=fields.flag("stream"),
         include_usage=True,
         parallel_tool_calls=parallel,
+        forced=_forced(fields, tools),
     )
 
 
@@ -119,13 +121,21 @@ def _tool_choice(fields: Fields) -> tuple[str, bool]:
     if choice is None:
         return "auto", True
     kind = choice.required_text("type")
-    if kind not in ("auto", "none"):
-        raise refuse(
-            f"the tool choice '{kind}' is not supported: only 'auto' and 'none'",
-            where=choice.path("type"),
-        )
-    choice.refuse_others({"type", "disable_parallel_tool_use"})
+    if kind not in ("any", "auto", "none", "tool"):
+        raise refuse(f"the tool choice '{kind}' is not known", where=choice.path("type"))
+    named = {"name"} if kind == "tool" else set()
+    choice.refuse_others({"type", "disable_parallel_tool_use"} | named)
     return kind, not choice.flag("disable_parallel_tool_use")
+
+
+def _forced(fields: Fields, tools: tuple[ToolSpec, ...]) -> Forced | None:
+    """Read what the reply must call, of the tools that the model is to see."""
+    choice = fields.object("tool_choice")
+    kind = None if choice is None else choice.text("type")
+    if choice is None or kind not in ("any", "tool"):
+        return None
+    allowed = [choice.required_text("name")] if kind == "tool" else None
+    return forced_call(tools, allowed, where="tool_choice")
 
 
 def _tools(fields: Fields, said: tuple[Said, ...]) -> tuple[ToolSpec, ...]:

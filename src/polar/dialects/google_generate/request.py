@@ -55,13 +55,15 @@ def parse_chat(body: bytes, params: Mapping[str, str], earlier: Earlier[Said]) -
     if not model:
         raise refuse("the path names no model", where="model")
     streams = method == "streamGenerateContent"
+    tools, forced = read_tools(request)
     return Chat(
         model=model,
         messages=(*read_instruction(request), *read_contents(request, earlier)),
-        tools=read_tools(request),
+        tools=tools,
         sampling=_sampling(child(request, "generationConfig")),
         stream=streams,
         include_usage=streams,
+        forced=forced,
     )
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from polar.dialects.choice import forced_call
 from polar.dialects.fields import Fields, refuse
 from polar.dialects.google_generate.spelling import camel_case, child, children
-from polar.types import ToolSpec
+from polar.types import Forced, ToolSpec
 
 __all__ = ["read_tools"]
 
@@ -23,14 +24,24 @@ _NAMED_SCHEMAS = frozenset({"$defs", "definitions", "defs", "patternProperties",
 """Where schemas lie in a schema: one, a list of them, and under names of the user's own."""
 
 
-def read_tools(request: Fields) -> tuple[ToolSpec, ...]:
-    """Read all functions; none of them if the request wants no calls."""
+_CHOICE = "functionCallingConfig"
+
+
+def read_tools(request: Fields) -> tuple[tuple[ToolSpec, ...], Forced | None]:
+    """Read all functions, none if the request wants no calls, and what is to be called of them."""
     tools = tuple(
         _declaration(declaration)
         for tool in children(request, "tools")
         for declaration in _declarations(tool)
     )
-    return tools if _may_call(request) else ()
+    calling = _calling(request)
+    if calling is None:
+        return tools, None
+    allowed = calling.strings("allowedFunctionNames") or None
+    if calling.text("mode") == "ANY":
+        where = f"toolConfig.{_CHOICE}"
+        return tools, forced_call(tools, allowed, where=where)
+    return () if calling.text("mode") == "NONE" else tools, None
 
 
 def _declarations(tool: Fields) -> list[Fields]:
@@ -88,20 +99,21 @@ def _keyword(name: str, value: Any) -> Any:
             return value
 
 
-def _may_call(request: Fields) -> bool:
+def _calling(request: Fields) -> Fields | None:
+    """Read how functions are to be called; only where one has to be, which of them."""
     config = child(request, "toolConfig")
     if config is None:
-        return True
-    config.refuse_others(
-        {"functionCallingConfig"}, only={"includeServerSideToolInvocations": (False,)}
-    )
-    calling = child(config, "functionCallingConfig")
+        return None
+    config.refuse_others({_CHOICE}, only={"includeServerSideToolInvocations": (False,)})
+    calling = child(config, _CHOICE)
     if calling is None:
-        return True
+        return None
     only: dict[str, tuple[Any, ...]] = {
-        "allowedFunctionNames": ([],),
-        "mode": ("AUTO", "NONE", "MODE_UNSPECIFIED"),
+        "mode": ("ANY", "AUTO", "NONE", "MODE_UNSPECIFIED"),
         "streamFunctionCallArguments": (False,),
     }
-    calling.refuse_others((), only=only)
-    return calling.text("mode") != "NONE"
+    named = "allowedFunctionNames"
+    if calling.raw("mode") != "ANY":
+        only[named] = ([],)
+    calling.refuse_others({named} - only.keys(), only=only)
+    return calling

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from polar.dialects.choice import check_all_allowed, forced_call
 from polar.dialects.earlier import Earlier
 from polar.dialects.fields import Fields, parse_object, refuse
-from polar.types import Chat, Message, Role, Sampling, ToolCall, ToolSpec
+from polar.types import Chat, Forced, Message, Role, Sampling, ToolCall, ToolSpec
 
 __all__ = ["parse_chat"]
 
@@ -106,14 +107,16 @@ def parse_chat(body: bytes, earlier: Earlier[Message]) -> Chat:
     options = fields.object("stream_options")
     if options is not None:
         options.refuse_others({"include_usage"}, without_effect={"include_obfuscation"})
+    tools, forced = _offered_tools(fields)
     return Chat(
         model=fields.required_text("model"),
         messages=messages,
-        tools=_offered_tools(fields),
+        tools=tools,
         sampling=_sampling(fields),
         stream=fields.flag("stream"),
         include_usage=options is not None and options.flag("include_usage"),
         parallel_tool_calls=fields.flag("parallel_tool_calls", absent=True),
+        forced=forced,
     )
 
 
@@ -125,21 +128,65 @@ def _messages(fields: Fields, earlier: Earlier[Message]) -> tuple[Message, ...]:
     return messages
 
 
-def _offered_tools(fields: Fields) -> tuple[ToolSpec, ...]:
+def _offered_tools(fields: Fields) -> tuple[tuple[ToolSpec, ...], Forced | None]:
+    """Read the tools that the model is to see, and what it is to call of them."""
     choice = fields.raw("tool_choice")
-    if choice not in (None, "auto", "none"):
-        raise refuse("'tool_choice' is supported only as 'auto' or 'none'", where="tool_choice")
     tools = tuple(map(_tool, fields.objects("tools")))
-    return () if choice == "none" else tools
+    match choice:
+        case None | "auto":
+            return tools, None
+        case "none":
+            return (), None
+        case "required":
+            return tools, forced_call(tools, None, where="tool_choice")
+        case str():
+            raise refuse(f"the tool choice '{choice}' is not known", where="tool_choice")
+        case _:
+            return tools, _chosen(Fields.of(choice, "tool_choice"), tools)
+
+
+def _chosen(choice: Fields, tools: tuple[ToolSpec, ...]) -> Forced | None:
+    """Read a choice by names."""
+    kind = choice.required_text("type")
+    if kind == "function":
+        return forced_call(tools, [_named(choice)], where="tool_choice")
+    if kind != "allowed_tools":
+        raise refuse(f"the tool choice '{kind}' is not supported", where="tool_choice.type")
+    choice.refuse_others({"type", "allowed_tools"})
+    allowed = _object(choice, "allowed_tools")
+    allowed.refuse_others({"mode", "tools"})
+    names = [_named(tool) for tool in allowed.objects("tools")]
+    mode, where = allowed.required_text("mode"), allowed.path("tools")
+    if mode not in ("auto", "required"):
+        raise refuse("expected 'auto' or 'required'", where=allowed.path("mode"))
+    if mode == "required":
+        return forced_call(tools, names, where=where)
+    check_all_allowed(tools, names, where=where)
+    return None
+
+
+def _named(fields: Fields) -> str:
+    """Read which function an object names."""
+    if fields.raw("type") != "function":
+        raise refuse("only tools of type 'function' are supported", where=fields.path("type"))
+    fields.refuse_others({"type", "function"})
+    function = _object(fields, "function")
+    function.refuse_others({"name"})
+    return function.required_text("name")
+
+
+def _object(fields: Fields, name: str) -> Fields:
+    found = fields.object(name)
+    if found is None:
+        raise refuse("a required object is missing", where=fields.path(name))
+    return found
 
 
 def _tool(fields: Fields) -> ToolSpec:
     if fields.raw("type") != "function":
         raise refuse("only tools of type 'function' are supported", where=fields.path("type"))
     fields.refuse_others({"type", "function"}, without_effect={"cache_control"})
-    function = fields.object("function")
-    if function is None:
-        raise refuse("a required object is missing", where=fields.path("function"))
+    function = _object(fields, "function")
     function.refuse_others({"name", "description", "parameters"}, without_effect={"strict"})
     parameters = function.raw("parameters")
     return ToolSpec(
@@ -226,9 +273,7 @@ def _tool_call(fields: Fields) -> ToolCall:
         {"id", "type", "function"},
         without_effect={"extra_content", "index", "provider_specific_fields"},
     )
-    function = fields.object("function")
-    if function is None:
-        raise refuse("a required object is missing", where=fields.path("function"))
+    function = _object(fields, "function")
     return ToolCall(
         id=fields.required_text("id"),
         name=function.required_text("name"),

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
+from polar.dialects.choice import forced_call
 from polar.dialects.earlier import Earlier
 from polar.dialects.fields import Fields, parse_object, refuse
 from polar.dialects.openai_responses.compaction import ASK
 from polar.dialects.openai_responses.items import DECLARES_TOOLS, Said, read_items
-from polar.dialects.openai_responses.tools import offered_tools
-from polar.types import Chat, Message, Sampling, ToolSpec
+from polar.dialects.openai_responses.tools import chosen_call, offered_tools
+from polar.types import Chat, Forced, Message, Sampling, ToolSpec
 
 __all__ = ["parse_chat"]
 
@@ -83,13 +84,17 @@ def parse_chat(body: bytes, params: Mapping[str, str], earlier: Earlier[Said]) -
         raise refuse("at least one message is required", where="input")
     system = () if instructions is None else (Message("system", instructions),)
     compacts = _compacts(messages, params)
+    tools, forced = _tools(fields)
+    if compacts and forced:
+        raise refuse("a summary is no call of a tool", where="tool_choice")
     return Chat(
         model=model or "",
         messages=(*system, *messages, *((ASK,) if compacts == "conversation" else ())),
-        tools=_tools(fields),
+        tools=tools,
         sampling=_sampling(fields),
         stream=fields.flag("stream") and compacts != "conversation",
         parallel_tool_calls=fields.flag("parallel_tool_calls", absent=True),
+        forced=forced,
         continues=fields.text("previous_response_id"),
         stored=fields.flag("store", absent=True) and compacts is None,
         instructed=bool(system),
@@ -142,13 +147,20 @@ def _declarations(fields: Fields) -> Iterator[Fields]:
             yield Fields(item, f"{fields.path('input')}[{number}]")
 
 
-def _tools(fields: Fields) -> tuple[ToolSpec, ...]:
-    """Read the tools of the request and of its items, which models may call."""
-    choice = fields.raw("tool_choice")
-    if choice not in (None, "auto", "none"):
-        raise refuse("'tool_choice' is supported only as 'auto' or 'none'", where="tool_choice")
+def _tools(fields: Fields) -> tuple[tuple[ToolSpec, ...], Forced | None]:
+    """Read the tools of the request and of its items that the model may call, and has to."""
     tools = offered_tools([fields, *_declarations(fields)])
-    return () if choice == "none" else tools
+    match choice := fields.raw("tool_choice"):
+        case None | "auto":
+            return tools, None
+        case "none":
+            return (), None
+        case "required":
+            return tools, forced_call(tools, None, where="tool_choice")
+        case str():
+            raise refuse(f"the tool choice '{choice}' is not known", where="tool_choice")
+        case _:
+            return tools, chosen_call(Fields.of(choice, "tool_choice"), tools)
 
 
 def _sampling(fields: Fields) -> Sampling:

@@ -8,10 +8,12 @@ from typing import Any
 
 import orjson
 
+from polar.dialects.choice import check_all_allowed, forced_call
 from polar.dialects.fields import Fields, refuse
-from polar.types import ToolSpec
+from polar.types import Forced, ToolSpec
 
 __all__ = [
+    "chosen_call",
     "input_of",
     "model_name",
     "offered_tools",
@@ -67,6 +69,34 @@ def offered_tools(declarations: Iterable[Fields]) -> tuple[ToolSpec, ...]:
                     )
                 found[tool.name] = tool
     return tuple(found.values())
+
+
+def chosen_call(choice: Fields, tools: tuple[ToolSpec, ...]) -> Forced | None:
+    """Read a choice by names: one tool, or those that are allowed.
+
+    Raises:
+        BadRequest: There is no such tool, or some of several are allowed.
+    """
+    if choice.raw("type") != "allowed_tools":
+        return forced_call(tools, [_named(choice)], where="tool_choice")
+    choice.refuse_others({"type", "mode", "tools"})
+    names = [_named(tool) for tool in choice.objects("tools")]
+    mode, where = choice.required_text("mode"), choice.path("tools")
+    if mode not in ("auto", "required"):
+        raise refuse("expected 'auto' or 'required'", where=choice.path("mode"))
+    if mode == "required":
+        return forced_call(tools, names, where=where)
+    check_all_allowed(tools, names, where=where)
+    return None
+
+
+def _named(fields: Fields) -> str:
+    """Read which function or freeform tool an object names, as the model knows it."""
+    kind = fields.required_text("type")
+    if kind not in ("function", "custom"):
+        raise refuse(f"tools of type '{kind}' are not supported", where=fields.path("type"))
+    fields.refuse_others({"type", "name", "namespace"})
+    return model_name(fields.required_text("name"), fields.text("namespace"))
 
 
 def model_name(name: str, namespace: str | None) -> str:
