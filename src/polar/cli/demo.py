@@ -132,7 +132,12 @@ def demo_config(  # noqa: PLR0913 - one parameter a flag
         "harness": {"name": harness, "settings": dict(_HARNESS_SETTINGS.get(harness, {}))},
         "tasks": {"family": tasks, "train_count": 512, "heldout_count": 96},
         "rollout": {"run_workers": 16, "max_tokens": 64},
-        "train": {"lr": 3e-5, "dtype": "bfloat16", "train_embeddings": False, "seed": seed},
+        "train": {
+            "lr": 3e-5,
+            "dtype": _dtype(engine),
+            "train_embeddings": False,
+            "seed": seed,
+        },
         "loop": {
             "steps": steps,
             "minutes": minutes,
@@ -158,3 +163,10 @@ def demo_config(  # noqa: PLR0913 - one parameter a flag
             *overrides,
         ],
     )
+
+
+def _dtype(engine: str) -> str:
+    """Choose what this machine trains in quickest."""
+    from polar.train.model import choose_device, quick_dtype
+
+    return quick_dtype(choose_device("auto", cpu_only=engine == "embedded"))

@@ -64,7 +64,10 @@ def test_the_lean_pass_is_taken_where_it_is_right_and_only_there(name, expected)
     assert choose_pass(model, cache_for(model), EmbeddedSettings()).name == expected
 
 
-def test_a_lean_pass_in_bfloat16_stays_near_the_model():
+@pytest.mark.parametrize("instructions", ["this machine's", "none for bfloat16"])
+def test_a_lean_pass_in_bfloat16_stays_near_the_model(instructions, monkeypatch):
+    if instructions != "this machine's":
+        monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
     model = tiny_model()
     forward = FusedPass(model, torch.bfloat16)
     assert 0.0 < largest_difference(model, forward, cache_for(model)) < 0.5

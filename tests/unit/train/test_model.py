@@ -6,7 +6,7 @@ from pydantic import ValidationError
 from tiny_models import write_tiny_model
 
 from polar.errors import ConfigError, ModelMissing
-from polar.train.model import choose_device, load_model
+from polar.train.model import choose_device, load_model, quick_dtype
 from polar.train.settings import TrainSettings
 
 
@@ -49,3 +49,30 @@ def test_weights_that_are_cut_off_are_told_with_their_folder(tmp_path, kept):
     with pytest.raises(ModelMissing, match="cannot be loaded") as raised:
         load_model(folder)
     assert raised.value.where == str(folder)
+
+
+@pytest.mark.parametrize(
+    ("machine", "instructions", "dtype"),
+    [
+        ("x86_64", {"avx512_bf16"}, "bfloat16"),
+        ("x86_64", {"amx_tile"}, "bfloat16"),
+        ("x86_64", set(), "float32"),
+        ("aarch64", {"mkldnn_bf16"}, "bfloat16"),
+        ("aarch64", set(), "float32"),
+    ],
+)
+def test_bfloat16_is_chosen_where_the_processor_multiplies_it(
+    machine, instructions, dtype, monkeypatch
+):
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    for name in ("avx512_bf16", "amx_tile"):
+        found = name in instructions
+        monkeypatch.setattr(torch.cpu, f"_is_{name}_supported", lambda found=found: found)
+    monkeypatch.setattr(
+        torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: "mkldnn_bf16" in instructions
+    )
+    assert quick_dtype(torch.device("cpu")) == dtype
+
+
+def test_a_gpu_trains_in_bfloat16():
+    assert quick_dtype(torch.device("cuda", 0)) == "bfloat16"

@@ -29,7 +29,7 @@ class Linear:
         self.sizes = [module.out_features for module in modules]
         self._dtype = dtype
         self._bias = _joint_bias(modules, dtype)
-        self._packed = _can_pack()
+        self._packed = _can_pack(dtype)
         if self._packed:
             weight = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS)
         self._weight = weight
@@ -55,6 +55,9 @@ def _joint_bias(modules: tuple[nn.Linear, ...], dtype: torch.dtype) -> Tensor | 
     return torch.cat(parts).to(dtype)
 
 
-def _can_pack() -> bool:
+def _can_pack(dtype: torch.dtype) -> bool:
     available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    return available and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
+    if not (available and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")):
+        return False
+    supported: bool = dtype != torch.bfloat16 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return supported
