@@ -1,12 +1,17 @@
-"""Memory that was freed: reused during a training pass, given back to the system after it."""
+"""Memory: what is freed is reused within a pass and given back after it; a full GPU is told of."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-__all__ = ["release_freed_memory", "reusing_memory"]
+import torch
+
+from polar.errors import TrainingError
+from polar.train.tree_batch import TreeBatch
+
+__all__ = ["release_freed_memory", "reusing_memory", "room_for"]
 
 # Parameters of glibc's mallopt and their defaults, from malloc.h.
 _M_TRIM_THRESHOLD = -1
@@ -38,6 +43,26 @@ def reusing_memory() -> Iterator[None]:
         libc.mallopt(_M_MMAP_MAX, _DEFAULT_MMAP_MAX)
         libc.mallopt(_M_TRIM_THRESHOLD, _DEFAULT_TRIM_THRESHOLD)
         release_freed_memory()
+
+
+@contextmanager
+def room_for(batches: Iterable[TreeBatch]) -> Iterator[None]:
+    """Say of a GPU that is full what it did not hold, and what makes that smaller.
+
+    Raises:
+        TrainingError: The block ran out of the GPU's memory.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        longest = 1 + max(int(batch.position_ids.max(initial=0)) for batch in batches)
+        raise TrainingError(
+            f"the GPU's memory is full; the step's longest session has {longest:,} tokens"
+            f" ({str(error).partition('.')[0]})",
+            where="train",
+            fix="Resume with a lower train.max_tokens_per_batch; if that is not enough, with a"
+            " lower train.max_trace_tokens, which leaves out and counts what is longer.",
+        ) from error
 
 
 def release_freed_memory() -> None:

@@ -18,7 +18,7 @@ from polar.train.checkpoint import check_state, replace_folder, replacing_file
 from polar.train.deal import deal
 from polar.train.learner import STATE_FORMAT, Collect, Imitate, Learn, Learner, Load, Measure
 from polar.train.lessons import Credited, credited_groups, lessons, overlong_tokens
-from polar.train.memory import reusing_memory
+from polar.train.memory import reusing_memory, room_for
 from polar.train.metrics import StepMetrics, SupervisedMetrics
 from polar.train.passes import Minibatch
 from polar.train.ranks import Ranks
@@ -101,8 +101,8 @@ class Trainer:
                 the step has returned.
 
         Raises:
-            TrainingError: The groups hold no trained token, or one that the model does not know, or
-                a loss or gradient is not finite; the weights are then as they were.
+            TrainingError: The groups hold no trained token, or one that the model does not know, a
+                loss or gradient is not finite, or the GPU is full; the weights are as they were.
         """
         started = self._clock()
         _validate(groups)
@@ -115,12 +115,13 @@ class Trainer:
         minibatches = self._minibatches(learnable)
         if minibatches:
             self._tell(Learn(hand, self.weight_version) for hand in minibatches)
-            self._learner.learn(
-                minibatches[0],
-                tally,
-                progress=progress or _ignore,
-                before_update=before_update or _nothing,
-            )
+            with room_for(batch for m in minibatches[0] for batch in m.batches):
+                self._learner.learn(
+                    minibatches[0],
+                    tally,
+                    progress=progress or _ignore,
+                    before_update=before_update or _nothing,
+                )
             self.weight_version += 1
         else:
             self._measure_gap(groups, tally)
@@ -174,7 +175,8 @@ class Trainer:
             raise _nothing_to_train()
         hands = [plan.hand(rank) for rank in range(self._ranks.size)]
         self._tell(Imitate(hand, lr) for hand in hands)
-        losses = self._learner.imitate(hands[0], lr=lr, progress=progress or _ignore)
+        with room_for(hands[0].batches):
+            losses = self._learner.imitate(hands[0], lr=lr, progress=progress or _ignore)
         self.weight_version += 1
         return SupervisedMetrics(
             weight_version=self.weight_version,

@@ -193,6 +193,25 @@ def test_a_loss_that_is_not_finite_undoes_the_whole_step():
     assert trainer.weight_version == 0
 
 
+def test_a_step_that_the_gpu_does_not_hold_is_undone_and_says_what_to_lower():
+    model = make_model()
+    trainer = make_trainer(model, minibatches_per_step=2)
+    groups, before = [group_for(trainer), group_for(trainer)], parameters(model)
+
+    def full(share):
+        if share > 0.5:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    with pytest.raises(TrainingError, match="longest session has 8 tokens") as raised:
+        trainer.step(groups, progress=full)
+    assert "max_trace_tokens" in raised.value.fix
+    assert same(parameters(model), before)
+    sessions = [t for group in groups for t in group.trajectories]
+    with pytest.raises(TrainingError, match="longest session has 8 tokens"):
+        trainer.supervised(sessions, epochs=1, batch_sessions=6, lr=1e-3, progress=full)
+    assert trainer.weight_version == 0
+
+
 def test_a_step_after_a_cancelled_one_has_no_gradient_left_over():
     trainer, undisturbed = (make_trainer(max_tokens_per_piece=2) for _ in range(2))
     group = group_for(trainer)
