@@ -140,9 +140,12 @@ class Setup:
         await self.gateway.open(session, policy or SessionPolicy())
         return session
 
+    def base(self, session: Session) -> str:
+        return f"{self.url}/s/{session.key}/v1"
+
     def client(self, session: Session) -> openai.AsyncOpenAI:
         return openai.AsyncOpenAI(
-            base_url=f"{self.url}/s/{session.key}/v1",
+            base_url=self.base(session),
             api_key=session.key,
             max_retries=0,
             http_client=self.http(),

@@ -6,21 +6,25 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from polar import engines, harnesses, models, runtimes
 from polar.cli.console import plain
 from polar.cli.engine_log import engine_log
+from polar.cli.gateway_worker import Welcome, spawn_worker
 from polar.cli.log_file import run_log
 from polar.cli.loop import keep_loaded
 from polar.cli.ranks import joined
 from polar.cli.run_folder import RunFolder
 from polar.config import RunConfig, environment
 from polar.engines.base import Engine
+from polar.engines.servers import KnownWeights, ReplicatedEngine
 from polar.engines.taped import TapedEngine
 from polar.errors import ConfigError
-from polar.gateway import Gateway, serve_control
+from polar.gateway import Gateway, ModelBoundary, serve_control
+from polar.gateway.workers import Workers
 from polar.harnesses.base import Harness
 from polar.rendering import load_renderer
 from polar.rendering.base import Renderer
@@ -47,7 +51,7 @@ class Parts:
     renderer: Renderer
     engine: Engine
     journal: SqliteJournal
-    gateway: Gateway
+    gateway: ModelBoundary
     harness: Harness
     runtime: Runtime
     rollout: Rollout
@@ -151,6 +155,7 @@ async def compose(
     Raises:
         PolarError: A part cannot be started; says which and what to do.
     """
+    _check_workers(config)
     harness = harnesses.load(config.harness.name)(config.harness.settings)
     harness.find()
     await asyncio.to_thread(remove_stale)
@@ -176,11 +181,8 @@ async def compose(
         runtime = _runtime(config, say)
         stack.push_async_callback(runtime.aclose)
 
-        async def serve(source: Engine) -> tuple[Gateway, Rollout]:
-            gateway = Gateway(source, renderer, journal, config.gateway)
-            await stack.enter_async_context(gateway.serve())
-            keep_loaded()
-            rollout = Rollout(
+        def rollout_at(gateway: ModelBoundary) -> Rollout:
+            return Rollout(
                 gateway=gateway,
                 runtime=runtime,
                 harness=harness,
@@ -190,9 +192,15 @@ async def compose(
                 settings=config.rollout,
                 on_event=on_event,
             )
-            return gateway, rollout
 
-        gateway, rollout = await serve(taped)
+        gateway: ModelBoundary
+        if config.gateway.workers:
+            gateway = _workers(config, engine, journal, (model_dir, folder))
+            await stack.enter_async_context(gateway.serve())
+        else:
+            gateway = Gateway(taped, renderer, journal, config.gateway)
+            await stack.enter_async_context(gateway.serve())
+        keep_loaded()
         if config.gateway.control is not None:
             control = await stack.enter_async_context(
                 serve_control(gateway, journal, config.gateway.control)
@@ -203,7 +211,9 @@ async def compose(
             scripted = ExpertEngine(renderer.reply_ids)
             taped_expert = TapedEngine(scripted, folder.expert_tape)
             stack.push_async_callback(taped_expert.aclose)
-            expert = (scripted, (await serve(taped_expert))[1])
+            expert_gateway = Gateway(taped_expert, renderer, journal, config.gateway)
+            await stack.enter_async_context(expert_gateway.serve())
+            expert = (scripted, rollout_at(expert_gateway))
         yield Parts(
             config=config,
             run_dir=run_dir,
@@ -214,7 +224,7 @@ async def compose(
             gateway=gateway,
             harness=harness,
             runtime=runtime,
-            rollout=rollout,
+            rollout=rollout_at(gateway),
             trainer=trainer,
             expert=expert,
         )
@@ -241,6 +251,46 @@ def _engine_and_trainer(
     trainer = Trainer(model, config.train, ranks=ranks) if training else None
     engine = make(model, config.engine.settings) if embedded else make(config.engine.settings)
     return engine, trainer
+
+
+def _check_workers(config: RunConfig) -> None:
+    """See that the engine can be used by several processes.
+
+    Raises:
+        ConfigError: It is in this one.
+    """
+    if not config.gateway.workers:
+        return
+    name = config.engine.name
+    make = None if name == "embedded" else engines.load(name)
+    if not (isinstance(make, type) and issubclass(make, ReplicatedEngine)):
+        raise ConfigError(
+            f"the engine {name} samples in the run's own process, so other processes cannot use it",
+            where="gateway.workers",
+            fix="Set gateway.workers to 0, or use an engine on servers, such as vllm.",
+        )
+
+
+def _workers(
+    config: RunConfig, leader: Engine, journal: SqliteJournal, folders: tuple[Path, RunFolder]
+) -> Workers:
+    """Make the gateway of several processes, which all sample from the engine's servers."""
+    assert isinstance(leader, ReplicatedEngine)
+    model_dir, folder = folders
+    make = cast(Callable[..., ReplicatedEngine], engines.load(config.engine.name))
+
+    def welcome(number: int, weights: KnownWeights) -> Welcome:
+        return Welcome(
+            make_engine=partial(make, config.engine.settings),
+            make_renderer=partial(load_renderer, str(model_dir)),
+            settings=config.gateway,
+            journal=folder.journal,
+            cache_mb=config.journal.cache_mb,
+            tape=folder.worker_tape(number),
+            weights=weights,
+        )
+
+    return Workers(leader, journal, config.gateway, spawn=spawn_worker, welcome=welcome)
 
 
 async def _check_updates(engine: Engine, name: str) -> None:

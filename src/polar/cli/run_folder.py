@@ -55,6 +55,15 @@ class RunFolder:
         """What the engine saw and sampled, recorded at the engine."""
         return self.path / "engine.tape"
 
+    def worker_tape(self, number: int) -> Path:
+        """Give the tape of a worker of the gateway, counted from 1."""
+        return self.tape.with_name(f"{self.tape.name}.{number}")
+
+    def tapes(self) -> tuple[Path, ...]:
+        """List the tapes that there are: a run may have been resumed with other workers."""
+        own = [self.tape] if self.tape.exists() else []
+        return (*own, *sorted(self.path.glob(f"{self.tape.name}.*")))
+
     @property
     def expert_tape(self) -> Path:
         """The same of the scripted expert, where there was a warm start."""

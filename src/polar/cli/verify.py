@@ -96,9 +96,9 @@ def verify_run(folder: RunFolder) -> Verification:
         sampled, scripted = _calls(journal, scripted=False), _calls(journal, scripted=True)
     for path in folder.tables():
         _compare_table(path, attempts, found)
-    _compare_tape(folder.tape, sampled, found)
+    _compare_tapes(folder.tapes() or (folder.tape,), sampled, found)
     if scripted:
-        _compare_tape(folder.expert_tape, scripted, found)
+        _compare_tapes((folder.expert_tape,), scripted, found)
     return found
 
 
@@ -203,20 +203,23 @@ def _calls_of(trace: Trace) -> tuple[object, ...]:
     return trace.call_tokens, trace.call_indices, trace.divergences
 
 
-def _compare_tape(tape: Path, calls: Sequence[Call], found: Verification) -> None:
-    if not (calls or tape.exists()):
+def _compare_tapes(tapes: Sequence[Path], calls: Sequence[Call], found: Verification) -> None:
+    """Compare calls with the tapes of all processes that sampled them, taken together."""
+    names = ", ".join(tape.name for tape in tapes)
+    missing = [tape.name for tape in tapes if not tape.is_file()]
+    if missing and calls:
+        found.violations.append(f"{missing[0]} is missing: the engine's view is not known")
+    if missing:
         return  # nothing was asked of the engine
-    if not tape.is_file():
-        found.violations.append(f"{tape.name} is missing: the engine's view is not known")
-        return
     records = [
         TapeRecord(entry.prompt_sha256, entry.prompt_tokens, entry.token_ids, entry.logprobs)
+        for tape in tapes
         for entry in read_tape(tape)
     ]
     try:
         check_tape(calls, records)
     except FidelityError as error:
-        found.violations.append(f"{tape.name}: {error}")
+        found.violations.append(f"{names}: {error}")
         return
     found.counts["requests on the engine's tape, each a call"] += sum(
         len(record.token_ids) > 0 for record in records

@@ -70,12 +70,12 @@ class SglangServer(HttpServer):
         super().__init__(address, settings, _KIND)
         self._settings = settings
         self._found: Found | None = None
-        self._weights = ServerWeights(address)
+        self.weights = ServerWeights(address)
 
     @property
     def weight_version(self) -> int | None:
         """Version of the weights that the last probe or update found; None: unknown weights."""
-        return self._weights.version
+        return self.weights.version
 
     async def sample(self, request: SampleRequest) -> AsyncIterator[Chunk]:
         """Stream a continuation of `prompt_ids`; closing the iterator cancels the generation.
@@ -154,12 +154,12 @@ class SglangServer(HttpServer):
             raise EngineError(
                 f"the server took no weights: {answer.get('message')}", where=self.address
             )
-        self._weights.loaded(version)
+        self.weights.loaded(version)
 
     async def _probe(self) -> Found:
         found = await probe_server(self._connection, self._settings.model)
         self._found = found
-        self._weights.found(found.label)
+        self.weights.found(found.label)
         return found
 
     async def _part(self, request: SampleRequest, found: Found) -> AsyncGenerator[Chunk]:
@@ -167,7 +167,7 @@ class SglangServer(HttpServer):
         adapter = None if request.model in (None, found.model) else request.model
         body = generate_body(request, max_context=found.max_context, adapter=adapter)
         events = read_events(self._connection.lines("/generate", body), Reader().read)
-        async with aclosing(stamped(events, self._weights)) as chunks:
+        async with aclosing(stamped(events, self.weights)) as chunks:
             async for chunk in chunks:
                 yield certain(chunk, request.sampling)
 

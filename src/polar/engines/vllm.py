@@ -66,12 +66,12 @@ class VllmServer(HttpServer):
         super().__init__(address, settings, _KIND)
         self._settings = settings
         self._found: Found | None = None
-        self._weights = ServerWeights(address)
+        self.weights = ServerWeights(address)
 
     @property
     def weight_version(self) -> int | None:
         """Version of the weights that the last probe or update found; None: unknown weights."""
-        return self._weights.version
+        return self.weights.version
 
     async def sample(self, request: SampleRequest) -> AsyncIterator[Chunk]:
         """Stream a continuation of `prompt_ids`; closing the iterator cancels the generation.
@@ -85,13 +85,13 @@ class VllmServer(HttpServer):
             EngineError: The server failed or cannot be reached.
         """
         found = self._found or await self._probe()
-        self._weights.present()
+        self.weights.present()
         _check(request, found)
         body = generate_body(
             request, model=request.model or found.model, max_context=found.max_context
         )
         lines = self._connection.lines("/inference/v1/generate", body)
-        async with aclosing(stamped(read_events(lines, read_event), self._weights)) as chunks:
+        async with aclosing(stamped(read_events(lines, read_event), self.weights)) as chunks:
             async for chunk in chunks:
                 yield certain(chunk, request.sampling)
 
@@ -135,12 +135,12 @@ class VllmServer(HttpServer):
         await self._tell("/collective_rpc", reload)
         await self._tell("/update_weight_version", {"new_version": weight_label(version)})
         await self._tell("/reset_prefix_cache?reset_running_requests=true")
-        self._weights.loaded(version)
+        self.weights.loaded(version)
 
     async def _probe(self) -> Found:
         found = await probe_server(self._connection, self._settings.model)
         self._found = found
-        self._weights.found(found.label)
+        self.weights.found(found.label)
         return found
 
     async def _tell(self, path: str, body: Mapping[str, object] | None = None) -> None:

@@ -28,7 +28,7 @@ from polar.gateway.assembly import Assembled, Assembly
 from polar.gateway.feed import Feed
 from polar.gateway.pauses import Pauses
 from polar.rendering.base import Prepared
-from polar.store.base import Journal
+from polar.store.base import CallRecords
 from polar.types import (
     Call,
     CallId,
@@ -56,7 +56,7 @@ class CallEnvironment:
     """What all calls need."""
 
     engine: Engine
-    journal: Journal
+    journal: CallRecords
     pauses: Pauses
     clock: Callable[[], float]
     engine_timeout_s: float

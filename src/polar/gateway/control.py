@@ -90,7 +90,7 @@ async def serve_control(
     token = await asyncio.to_thread(load_token, settings.token_file)
     app = ControlApp(gateway, journal, token=token)
     limits = gateway.connection_limits()
-    async with serve_app(app, host=settings.host, port=settings.port, limits=limits) as address:
+    async with serve_app(app, at=(settings.host, settings.port), limits=limits) as address:
         yield address
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 import uuid
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
@@ -15,6 +16,7 @@ from polar.engines.base import Capabilities, Engine
 from polar.errors import EngineRefused, GatewayError, JournalError
 from polar.gateway.boundary import RUN, Figures
 from polar.gateway.call import CallEnvironment
+from polar.gateway.closed import ClosedSessions
 from polar.gateway.connections import ConnectionLimits, Cut
 from polar.gateway.http import GatewayApp
 from polar.gateway.interception import Interception
@@ -25,12 +27,10 @@ from polar.gateway.server import Address, serve_app
 from polar.gateway.session import OpenSession, SessionEnvironment
 from polar.gateway.settings import GatewaySettings
 from polar.rendering.base import Renderer
-from polar.store.base import Journal
+from polar.store.base import CallRecords
 from polar.types import Capture, Session, SessionId
 
 __all__ = ["Gateway"]
-
-_CLOSED_USAGES_KEPT = 10_000
 
 
 class Gateway:
@@ -45,24 +45,27 @@ class Gateway:
         clock: Unix seconds.
         monotonic: Seconds that only go forward.
         new_id: Makes unique ids.
+        on_failure: Told when calls can no longer be put on record.
     """
 
     def __init__(  # noqa: PLR0913 - the composition root hands over every collaborator by name
         self,
         engine: Engine,
         renderer: Renderer,
-        journal: Journal,
+        journal: CallRecords,
         settings: GatewaySettings | None = None,
         *,
         wire_formats: Sequence[Dialect] | None = None,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
         new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
+        on_failure: Callable[[JournalError], None] = lambda error: None,
     ) -> None:
         self._engine = engine
         self._renderer = renderer
         self._settings = settings or GatewaySettings()
         self._new_id = new_id
+        self._on_failure = on_failure
         self._interception = Interception.of(self._settings.interceptors)
         spec = self._settings.scorer
         self._scoring = None if spec is None else Scoring.of(spec, journal, on_failure=self._fail)
@@ -82,10 +85,9 @@ class Gateway:
         self._url: str | None = None
         self._by_key: dict[str, OpenSession] = {}
         self._by_id: dict[SessionId, OpenSession] = {}
-        self._closed: OrderedDict[SessionId, SessionUsage] = OrderedDict()
+        self._closed = ClosedSessions()
         self._failure: JournalError | None = None
         self._cuts: Counter[Cut] = Counter()
-        self._past: Counter[str] = Counter()
         self._app = GatewayApp(
             wire_formats or [dialects.load(name) for name in dialects.names()],
             find_session=self._by_key.get,
@@ -114,8 +116,15 @@ class Gateway:
         return self._probed()
 
     @asynccontextmanager
-    async def serve(self, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[Address]:
+    async def serve(
+        self, host: str = "127.0.0.1", port: int = 0, *, listener: socket.socket | None = None
+    ) -> AsyncIterator[Address]:
         """Probe the engine and listen until the context is left; then close all sessions.
+
+        Args:
+            host: Address to listen on.
+            port: Port to listen on; 0 chooses a free one.
+            listener: What listens already, in place of these.
 
         Raises:
             EngineRefused: The engine tells no token ids or no logprobs.
@@ -124,7 +133,7 @@ class Gateway:
         """
         self._capabilities = await _probe(self._engine)
         async with serve_app(
-            self._app, host=host, port=port, limits=self.connection_limits()
+            self._app, at=listener or (host, port), limits=self.connection_limits()
         ) as address:
             self._url = address.url
             try:
@@ -164,7 +173,7 @@ class Gateway:
             new_id=self._new_id,
         )
         opened = OpenSession(session, policy, environment)
-        self._closed.pop(session.id, None)
+        self._closed.forget(session.id)
         self._by_id[session.id] = self._by_key[session.key] = opened
         return self.place()
 
@@ -179,11 +188,9 @@ class Gateway:
         opened = self._open_session(session_id)
         del self._by_id[session_id], self._by_key[opened.session.key]
         await opened.aclose()
-        self._closed[session_id] = opened.usage()
-        self._past.update(self._closed[session_id].counts())
-        if len(self._closed) > _CLOSED_USAGES_KEPT:
-            self._closed.popitem(last=False)
-        return self._closed[session_id]
+        usage = opened.usage()
+        self._closed.add(session_id, usage)
+        return usage
 
     async def lost(self, session_id: SessionId) -> GatewayError:
         """Wait for ever: this process serves all sessions, or is no more."""
@@ -192,7 +199,7 @@ class Gateway:
 
     async def figures(self) -> Figures:
         """Add up what was done."""
-        totals = self._past.copy()
+        totals = self._closed.totals()
         for session in self._by_id.values():
             totals.update(session.usage().counts())
         return Figures(len(self._by_id), dict(totals), self.cut_connections)
@@ -211,7 +218,7 @@ class Gateway:
         Raises:
             GatewayError: The session was never open.
         """
-        closed = self._closed.get(session_id)
+        closed = self._closed.find(session_id)
         return self._open_session(session_id).usage() if closed is None else closed
 
     @property
@@ -256,17 +263,11 @@ class Gateway:
 
     def connection_limits(self) -> ConnectionLimits:
         """Say what clients may take of time and room."""
-        settings = self._settings
-        return ConnectionLimits(
-            head_timeout_s=settings.head_timeout_s,
-            body_timeout_s=settings.body_timeout_s,
-            read_timeout_s=settings.read_timeout_s,
-            max_head_bytes=int(settings.max_head_kb * 1024),
-            on_cut=lambda cut: self._cuts.update([cut]),
-        )
+        return self._settings.connection_limits(lambda cut: self._cuts.update([cut]))
 
     def _fail(self, error: JournalError) -> None:
         self._failure = self._failure or error
+        self._on_failure(error)
 
 
 def _capture(probed: Capabilities) -> Capture:

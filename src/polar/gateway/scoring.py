@@ -10,7 +10,7 @@ from typing import Self
 from polar.errors import JournalError, ScorerFailed
 from polar.gateway import scorers
 from polar.gateway.scorers import Scorer, ScorerSpec
-from polar.store.base import Journal, Scored, ScoreRecord, Unscored
+from polar.store.base import CallRecords, Scored, ScoreRecord, Unscored
 from polar.types import Call, CallKind
 
 __all__ = ["Scoring"]
@@ -32,7 +32,7 @@ class Scoring:
     def __init__(
         self,
         scorer: Scorer,
-        journal: Journal,
+        journal: CallRecords,
         *,
         kinds: frozenset[CallKind],
         workers: int,
@@ -46,7 +46,7 @@ class Scoring:
 
     @classmethod
     def of(
-        cls, spec: ScorerSpec, journal: Journal, *, on_failure: Callable[[JournalError], None]
+        cls, spec: ScorerSpec, journal: CallRecords, *, on_failure: Callable[[JournalError], None]
     ) -> Self:
         """Make what the config declares.
 

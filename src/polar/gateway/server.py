@@ -15,7 +15,7 @@ import uvicorn
 from polar.errors import GatewayError
 from polar.gateway.connections import ConnectionLimits, LimitedProtocol
 
-__all__ = ["Address", "serve_app"]
+__all__ = ["Address", "listen", "serve_app"]
 
 _SHUTDOWN_S = 5
 _IDLE_CONNECTION_S = 600
@@ -63,20 +63,20 @@ class _Server(uvicorn.Server):
 
 @asynccontextmanager
 async def serve_app(
-    app: Any, *, host: str, port: int, limits: ConnectionLimits
+    app: Any, *, at: tuple[str, int] | socket.socket, limits: ConnectionLimits
 ) -> AsyncIterator[Address]:
     """Serve until the context is left.
 
     Args:
         app: An ASGI application.
-        host: Address to listen on.
-        port: Port to listen on; 0 chooses a free one.
+        at: Address and port to listen on, where port 0 chooses a free one; or what listens already
+            and is closed at the end.
         limits: What a client may take of time and room.
 
     Raises:
         GatewayError: The address cannot be used.
     """
-    listener = _listen(host, port)
+    listener = at if isinstance(at, socket.socket) else listen(*at)
     config = uvicorn.Config(
         app,
         http=cast(type[asyncio.Protocol], partial(LimitedProtocol, limits)),
@@ -94,7 +94,7 @@ async def serve_app(
     serving = asyncio.create_task(server.serve(sockets=[listener]), name="gateway")
     try:
         await server.ready.wait()
-        yield Address(host, listener.getsockname()[1])
+        yield Address(*listener.getsockname()[:2])
     finally:
         server.should_exit = True
         await serving
@@ -113,7 +113,12 @@ def _notice_vanished_peers(listener: socket.socket) -> None:
             listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
+    """Listen for clients.
+
+    Raises:
+        GatewayError: The address cannot be used.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # Named as TCP, so that asyncio sets TCP_NODELAY: without it small answers wait 40 ms.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)

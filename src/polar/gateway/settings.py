@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -9,6 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from polar.errors import ConfigError
 from polar.gateway import interceptors
+from polar.gateway.connections import ConnectionLimits, Cut
 from polar.gateway.scorers.settings import ScorerSpec
 from polar.gateway.user_code import FunctionName
 from polar.tasks.problems import Refused, problems_in
@@ -105,3 +107,21 @@ class GatewaySettings(BaseModel):
     """What scores calls once they are on record; absent: nothing does."""
     control: ControlSettings | None = None
     """Where sessions can be opened from outside, and the gateway be watched; absent: nowhere."""
+    workers: int = Field(default=0, ge=0, le=256)
+    """Processes that serve sessions, each on a port of its own; 0: the run's own process does. One
+    process follows about 5,000 streamed tokens a second. Needs an engine on servers. `polar run`
+    has one session, which its own process serves in any case."""
+
+    def connection_limits(self, on_cut: Callable[[Cut], None]) -> ConnectionLimits:
+        """Say what clients may take of time and room.
+
+        Args:
+            on_cut: Told of every connection that is cut.
+        """
+        return ConnectionLimits(
+            head_timeout_s=self.head_timeout_s,
+            body_timeout_s=self.body_timeout_s,
+            read_timeout_s=self.read_timeout_s,
+            max_head_bytes=int(self.max_head_kb * 1024),
+            on_cut=on_cut,
+        )

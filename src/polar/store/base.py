@@ -8,7 +8,7 @@ from typing import Protocol
 
 from polar.types import Call, CallId, Outcome, Session, SessionId
 
-__all__ = ["Journal", "ScoreRecord", "Scored", "SessionRecord", "Unscored"]
+__all__ = ["CallRecords", "Journal", "ScoreRecord", "Scored", "SessionRecord", "Unscored"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,27 @@ class SessionRecord:
     `external` (opened through the control API), `run`."""
 
 
-class Journal(Protocol):
+class CallRecords(Protocol):
+    """Where the gateway puts calls; every method returns only when they would survive a kill."""
+
+    async def add_call(self, call: Call) -> None:
+        """Store a call as a delta on its parent.
+
+        Raises:
+            JournalError: It could not be written (disk full); the reply must not be sent.
+        """
+        ...
+
+    async def add_score(self, score: ScoreRecord) -> None:
+        """Store the score of a call that is on record, or why it has none; the first one stays.
+
+        Raises:
+            JournalError: It could not be written, or the call is not on record.
+        """
+        ...
+
+
+class Journal(CallRecords, Protocol):
     """Durable storage; every method returns only when its data would survive a killed process."""
 
     async def open_session(self, session: Session, *, phase: str, step: int) -> None:
@@ -61,24 +81,8 @@ class Journal(Protocol):
         """Move a session on; a stale attempt's change is ignored and reported by `JournalError`."""
         ...
 
-    async def add_call(self, call: Call) -> None:
-        """Store a call as a delta on its parent.
-
-        Raises:
-            JournalError: It could not be written (disk full); the reply must not be sent.
-        """
-        ...
-
     async def calls(self, session_id: SessionId, attempt: int | None = None) -> Sequence[Call]:
         """All calls of the session's latest (or given) attempt, in order of arrival."""
-        ...
-
-    async def add_score(self, score: ScoreRecord) -> None:
-        """Store the score of a call that is on record, or why it has none; the first one stays.
-
-        Raises:
-            JournalError: It could not be written, or the call is not on record.
-        """
         ...
 
     async def scores(

@@ -11,8 +11,10 @@ from urllib.parse import quote
 from polar.errors import JournalError
 from polar.store import schema
 from polar.store.base import SessionRecord
+from polar.store.codec import Context
 from polar.store.damage import damaged, is_damage
 from polar.store.queries import (
+    nearest_context,
     select_calls,
     select_scores,
     select_sessions,
@@ -58,6 +60,10 @@ class JournalReader:
             JournalError: The session is not known.
         """
         return select_calls(self._connection, session_id, attempt)
+
+    def nearest_context(self, call: Call) -> Context | None:
+        """Read the stored call that a new one is best stored as a delta on."""
+        return nearest_context(self._connection, call)
 
     def scores(self, session_id: SessionId, attempt: int | None = None) -> Mapping[CallId, float]:
         """Read the scores of the session's latest (or given) attempt, by call.

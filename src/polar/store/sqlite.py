@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -12,7 +11,7 @@ from types import TracebackType
 from polar.errors import JournalError, StaleAttempt
 from polar.store import schema
 from polar.store.base import Scored, ScoreRecord, SessionRecord
-from polar.store.codec import CALL_COLUMNS, CallRow, Context, encode_call
+from polar.store.codec import CALL_COLUMNS, CallRow, encode_call
 from polar.store.damage import damaged, is_damage
 from polar.store.outcomes import encode_outcome
 from polar.store.queries import (
@@ -22,6 +21,7 @@ from polar.store.queries import (
     select_scores,
     select_sessions,
 )
+from polar.store.recent import RecentContexts
 from polar.store.settings import JournalSettings
 from polar.store.writer import Writer
 from polar.types import Call, CallId, Outcome, Session, SessionId
@@ -48,7 +48,7 @@ class SqliteJournal:
         self._path = path
         self._settings = settings
         self._clock = clock
-        self._recent = _RecentContexts(settings.cache_mb * 2**20)
+        self._recent = RecentContexts(settings.cache_mb * 2**20)
         self._writer = Writer(self._connect, explain=self._explain)
 
     @classmethod
@@ -138,11 +138,18 @@ class SqliteJournal:
 
         def job(connection: sqlite3.Connection) -> None:
             base = self._recent.find(call) or nearest_context(connection, call)
-            row = (*encode_call(call, base), call.session_id, call.attempt)
-            if connection.execute(_INSERT_CALL, row).rowcount != 1:
-                _fence(connection, call.session_id, call.attempt)
+            _insert(connection, encode_call(call, base))
 
         await self._writer.run(job, afterwards=lambda: self._recent.add(call), one_statement=True)
+
+    async def add_row(self, row: CallRow) -> None:
+        """Store a call that another process has encoded, as a delta on what is on record.
+
+        Raises:
+            StaleAttempt: A newer attempt has begun; nothing is stored.
+            JournalError: It could not be written (disk full); the reply must not be sent.
+        """
+        await self._writer.run(lambda connection: _insert(connection, row), one_statement=True)
 
     async def calls(self, session_id: SessionId, attempt: int | None = None) -> Sequence[Call]:
         """Read all calls of the session's latest (or given) attempt, in order of arrival.
@@ -233,32 +240,9 @@ class SqliteJournal:
         )
 
 
-class _RecentContexts:
-    """Contexts of recently stored calls, bounded in memory; owned by the writer's thread."""
-
-    def __init__(self, capacity_bytes: int) -> None:
-        self._capacity_bytes = capacity_bytes
-        self._size_bytes = 0
-        self._contexts: OrderedDict[tuple[SessionId, int, CallId], Context] = OrderedDict()
-        self._last: dict[tuple[SessionId, int], CallId] = {}
-
-    def find(self, call: Call) -> Context | None:
-        """Find the parent's context, or for a call without one that of the call stored last."""
-        attempt = (call.session_id, call.attempt)
-        base_id = call.parent_id or self._last.get(attempt)
-        return None if base_id is None else self._contexts.get((*attempt, base_id))
-
-    def add(self, call: Call) -> None:
-        """Remember a call, and forget the oldest ones beyond the capacity."""
-        context = Context.after(call)
-        self._contexts[call.session_id, call.attempt, call.id] = context
-        self._last[call.session_id, call.attempt] = call.id
-        self._size_bytes += context.size_bytes
-        while self._size_bytes > self._capacity_bytes and len(self._contexts) > 1:
-            (session_id, attempt, call_id), oldest = self._contexts.popitem(last=False)
-            self._size_bytes -= oldest.size_bytes
-            if self._last.get((session_id, attempt)) == call_id:
-                del self._last[session_id, attempt]
+def _insert(connection: sqlite3.Connection, row: CallRow) -> None:
+    if connection.execute(_INSERT_CALL, (*row, row.session_id, row.attempt)).rowcount != 1:
+        _fence(connection, SessionId(row.session_id), row.attempt)
 
 
 def _fence(connection: sqlite3.Connection, session_id: SessionId, attempt: int) -> None:

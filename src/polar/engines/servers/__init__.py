@@ -1,6 +1,7 @@
 """What engines on servers of their own share: connections, health, routing, moved calls."""
 
 from polar.engines.servers.connection import Connection, ServerKind, event_data
+from polar.engines.servers.following import KnownWeights, Lost, News
 from polar.engines.servers.http_server import FixedServer, HttpServer
 from polar.engines.servers.member import Replica, ReplicaStatus
 from polar.engines.servers.probing import COOL, follows_temperature, reading_answers
@@ -22,6 +23,9 @@ __all__ = [
     "Event",
     "FixedServer",
     "HttpServer",
+    "KnownWeights",
+    "Lost",
+    "News",
     "Replica",
     "ReplicaStatus",
     "ReplicatedEngine",

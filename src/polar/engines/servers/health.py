@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from polar.engines.base import Capabilities
-from polar.engines.servers.events import log_event
+from polar.engines.servers.events import EventName, log_event
+from polar.engines.servers.following import Lost
 from polar.engines.servers.member import Member
 from polar.engines.settings import ServerSettings
 from polar.errors import EngineError, ServerLost
@@ -47,6 +48,36 @@ class Health:
         self._beginning = asyncio.Lock()
         self._found: Capabilities | None = None
         self._watching: asyncio.Task[None] | None = None
+        self._follows = False
+        self.on_lost: Callable[[Lost], None] = lambda lost: None
+        """Told of every server that was found to be lost here."""
+        self.on_weights: Callable[[], Awaitable[None]] = _tell_nobody
+        """Awaited when servers were given weights, before they go on."""
+
+    @property
+    def version(self) -> int:
+        """Version of the weights that every server must sample from."""
+        return self._weights.version
+
+    async def follow(self, version: int) -> None:
+        """Leave it to another process to give servers weights; use those only that have them.
+
+        Args:
+            version: Of the weights that a server must sample from.
+        """
+        self._follows = True
+        self._weights = _Weights(version, None)
+        stale = [each for each in self._members if each.replica.weight_version != version]
+        for member in stale:
+            await self.set_aside(Lost(member.address, "the server has other weights", drop=True))
+
+    async def set_aside(self, lost: Lost) -> None:
+        """Let a server serve no longer that another process found to be lost."""
+        for member in self._members:
+            if member.address == lost.address and member.serving:
+                self._lose(member, lost.reason)
+                if lost.drop:
+                    await member.replica.drop_streams()
 
     async def begin(self) -> Capabilities:
         """Probe every server; the first time, let them all serve and watch them.
@@ -60,33 +91,43 @@ class Health:
             )
             found = [answer for answer in answers if isinstance(answer, Capabilities)]
             for answer in answers:
-                if isinstance(answer, BaseException):
+                if isinstance(answer, BaseException) and not (self._follows and found):
                     raise answer
             if self._watching is None:
                 self._found = _together(found, self._where())
-                if len({each.weights for each in found}) > 1:
+                if len({each.weights for each in found}) > 1 and not self._follows:
                     raise EngineError(
                         "the servers do not have the same weights",
                         where=self._where(),
                         fix="Start them anew, from the same folder.",
                     )
-                for member in self._members:
-                    self._serve(member)
+                for member, answer in zip(self._members, answers, strict=True):
+                    if isinstance(answer, Capabilities) and self._may_serve(member):
+                        self._serve(member)
                 self._watching = asyncio.create_task(self._watch_all(), name="engine health")
             assert self._found is not None
             return self._found
 
-    def lose(self, member: Member, error: EngineError) -> None:
-        """Let a server serve no longer, and try to bring it back."""
-        if not member.serving:
-            return
+    def lose(self, member: Member, error: EngineError, *, drop: bool = False) -> None:
+        """Let a server serve no longer, and try to bring it back.
+
+        Args:
+            member: The server.
+            error: Why.
+            drop: The caller gives up its running calls, and so must others.
+        """
+        if member.serving:
+            self._lose(member, error.what)
+            self.on_lost(Lost(member.address, error.what, drop))
+
+    def _lose(self, member: Member, reason: str) -> None:
         member.serving = False
         member.losses += 1
-        member.reason = error.what
+        member.reason = reason
         if not any(each.serving for each in self._members):
             self._any_serves.clear()
         member.wake.set()
-        log_event(member.address, "lost", error.what)
+        self._log(member, "lost", reason)
 
     async def wait_for_one(self) -> None:
         """Wait until a server serves; pauses do not count.
@@ -163,7 +204,7 @@ class Health:
             member.reason = error.what
         if member.failures < self._settings.failed_checks:
             return
-        self.lose(member, error)
+        self.lose(member, error, drop=True)
         await member.replica.drop_streams()
 
     async def _bring_back(self, member: Member) -> None:
@@ -174,7 +215,7 @@ class Health:
         """
         assert self._found is not None
         async with _limit(self._settings.probe_timeout_s, member):
-            if self._found.weight_updates:
+            if self._found.weight_updates and not self._follows:
                 await member.replica.resume()  # it may have been lost while it was paused
             found = await member.replica.probe()
         _together([self._found, found], member.address)
@@ -185,22 +226,38 @@ class Health:
             if member.replica.weight_version != self._weights.version:
                 await self._bring_up_to_date(member)
             self._serve(member)
-        log_event(member.address, "returned", f"weight version {self._weights.version}")
+        self._log(member, "returned", f"weight version {self._weights.version}")
 
     async def _bring_up_to_date(self, member: Member) -> None:
         weights = self._weights
+        if self._follows:
+            raise EngineError("the server has yet to be given its weights", where=member.address)
         if weights.path is None:
             raise EngineError("the server has other weights than the rest", where=member.address)
         await member.replica.pause()
         await member.replica.load_weights(weights.version, weights.path)
+        await self.on_weights()
         await member.replica.resume()
 
     def _serve(self, member: Member) -> None:
         member.serving = True
         self._any_serves.set()
 
+    def _may_serve(self, member: Member) -> bool:
+        """Tell whether a server that was probed can serve: whoever leads has looked already."""
+        return not self._follows or member.replica.weight_version == self._weights.version
+
+    def _log(self, member: Member, event: EventName, detail: str) -> None:
+        """Log an event; of several processes that see the same, the one that leads."""
+        if not self._follows:
+            log_event(member.address, event, detail)
+
     def _where(self) -> str:
         return ", ".join(member.address for member in self._members)
+
+
+async def _tell_nobody() -> None:
+    """Tell nobody."""
 
 
 @asynccontextmanager

@@ -45,6 +45,7 @@ class FixedServer(HttpServer):
     """
 
     weight_version = 0
+    weights = None
 
     def __init__(self, address: str, settings: ServerSettings, kind: ServerKind) -> None:
         super().__init__(address, settings, kind)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from polar.engines.base import Engine
+from polar.engines.servers.stamping import ServerWeights
 
 __all__ = ["Member", "Replica", "ReplicaStatus"]
 
@@ -29,6 +30,11 @@ class Replica(Engine, Protocol):
 
         It is told by the server, not remembered: a server that was started anew has old weights.
         """
+        ...
+
+    @property
+    def weights(self) -> ServerWeights | None:
+        """What is known of its weights; absent: it keeps those that it was started with."""
         ...
 
     async def check(self) -> None:

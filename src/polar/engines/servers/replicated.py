@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from polar.engines.base import Capabilities, Chunk, SampleRequest
 from polar.engines.servers.events import log_event
+from polar.engines.servers.following import KnownWeights, Lost, News
 from polar.engines.servers.health import Health
 from polar.engines.servers.member import Member, Replica, ReplicaStatus
 from polar.engines.servers.routing import choose, ended, rest_of
@@ -121,6 +122,47 @@ class ReplicatedEngine:
             raise ModelMissing("the folder holds no safetensors file", where=str(path))
         self._health.expect(version, path)
         await self._tell(lambda replica: replica.load_weights(version, path))
+        await self._health.on_weights()
+
+    def lead(
+        self, on_lost: Callable[[Lost], None], on_weights: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Have other processes told that sample from the same servers, with engines that follow.
+
+        Args:
+            on_lost: Told of every server that is lost.
+            on_weights: Awaited when servers were given weights, before any of them goes on.
+        """
+        self._health.on_lost, self._health.on_weights = on_lost, on_weights
+
+    def follow(self, on_lost: Callable[[Lost], None]) -> None:
+        """Only sample: another process gives the servers weights, and tells of it by `hear`.
+
+        Args:
+            on_lost: Told of every server that is found to be lost here.
+        """
+        self._health.on_lost = on_lost
+
+    def known_weights(self) -> KnownWeights:
+        """Tell what is known of the servers' weights."""
+        known = {each.address: each.replica.weights for each in self._members}
+        weights = {address: each for address, each in known.items() if each is not None}
+        return KnownWeights(
+            self._health.version,
+            {address: dict(each.labels) for address, each in weights.items()},
+            {address: tuple(each.loads) for address, each in weights.items()},
+        )
+
+    async def hear(self, news: News) -> None:
+        """Take what another process tells of the servers: what is lost there, is lost here."""
+        if isinstance(news, Lost):
+            await self._health.set_aside(news)
+            return
+        for member in self._members:
+            weights = member.replica.weights
+            if weights is not None:
+                weights.follow(news.labels[member.address], news.loads[member.address])
+        await self._health.follow(news.version)
 
     def status(self) -> tuple[ReplicaStatus, ...]:
         """Tell how each server is and what happened to it."""
@@ -183,7 +225,7 @@ class ReplicatedEngine:
         answers = await asyncio.gather(*(_caught(command(member.replica)) for member in told))
         for member, error in zip(told, answers, strict=True):
             if error is not None:
-                self._health.lose(member, error)
+                self._health.lose(member, error, drop=True)
                 await member.replica.drop_streams()
         failures = [error for error in answers if error is not None]
         if failures and len(failures) == len(told):

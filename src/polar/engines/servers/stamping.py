@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -59,19 +59,28 @@ class ServerWeights:
     """Version of the weights that the last probe or update found; None: unknown weights."""
     loads: list[int] = field(default_factory=list)
     """Versions that were loaded, in order."""
-    _labels: dict[str, int] = field(default_factory=dict)
+    labels: dict[str, int] = field(default_factory=dict)
+    """What the server calls its weights, and their versions."""
+    _seen: bool = False
 
     def found(self, label: str) -> None:
         """Take note of what the server calls its weights; those of the first time are version 0."""
-        if not self._labels:
-            self._labels[label] = 0
-        elif not label:
-            self._labels.pop("", None)  # nothing tells these weights from those of the start
-        self.version = self._labels.get(label)
+        if not self.labels:
+            self.labels[label] = 0
+        elif not label and self._seen:
+            self.labels.pop("", None)  # nothing tells these weights from those of the start
+        self._seen = True
+        self.version = self.labels.get(label)
+
+    def follow(self, labels: Mapping[str, int], loads: Sequence[int]) -> None:
+        """Take note of all that another process has seen and loaded."""
+        self.labels = dict(labels) if not self._seen else self.labels
+        for version in loads[len(self.loads) :]:
+            self.loaded(version)
 
     def loaded(self, version: int) -> None:
         """Take note that the server took weights under `weight_label(version)`."""
-        self._labels[weight_label(version)] = version
+        self.labels[weight_label(version)] = version
         self.loads.append(version)
         self.version = version
 
@@ -92,7 +101,7 @@ class ServerWeights:
             StaleWeights: They are unknown.
         """
         try:
-            return self._labels[span.label]
+            return self.labels[span.label]
         except KeyError:
             raise StaleWeights(
                 f"tokens were sampled by unknown weights '{span.label}'", where=self.address
