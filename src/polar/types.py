@@ -173,6 +173,9 @@ class Chat:
     compacts: Literal["reply", "conversation"] | None = None
     """What the reply, which is a summary of the conversation, is given as: by itself, or as the
     end of a conversation that is to replace this one. Absent: it is no summary."""
+    calls_flow: bool = False
+    """Whether a tool call may be given before all of it is sampled: its format's clients run a
+    call when the reply is whole, and can be told that one was cut."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,12 +38,15 @@ class ByteRenderer:
         delta = [token for message in new_messages for token in self._turn(message)]
         return [*closing, *b"\n", *delta, START, *b"assistant\n"]
 
-    def parser(self, tools, *, new_tool_call_id: Callable[[], str]) -> HermesParser:
+    def parser(
+        self, tools, *, new_tool_call_id: Callable[[], str], calls_flow: bool = False
+    ) -> HermesParser:
         return HermesParser(
             decode=self.decode,
             stop_token_ids=(END,),
             new_tool_call_id=new_tool_call_id,
             thinks=True,
+            calls_flow=calls_flow,
         )
 
     def call_opening(self, name: str | None) -> list[int]:

@@ -231,8 +231,8 @@ async def test_a_reply_that_cannot_be_recorded_is_not_given(tmp_path, stream):
 
 async def test_a_call_that_cannot_be_put_together_fails_the_run_loudly(tmp_path, caplog):
     class BrokenRenderer(ByteRenderer):
-        def parser(self, tools, *, new_tool_call_id):
-            parser = super().parser(tools, new_tool_call_id=new_tool_call_id)
+        def parser(self, tools, **options):
+            parser = super().parser(tools, **options)
             parser.finish = lambda: 1 / 0
             return parser
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 
 import pytest
 from gateway_support import Hold, serving
@@ -54,6 +55,19 @@ STOPS = {
 }
 CALLS = ('"tool_calls":[', '"function_call"', '"tool_use"', '"functionCall"')
 """What an answer with a call contains."""
+
+
+def runnable(name: str, text: str) -> list[str]:
+    """Find what a client could run of an answer, written without blanks.
+
+    Chat Completions tells of a call that was cut, with arguments that are no object.
+    """
+    if name == "openai_chat":
+        pieces = re.findall(r'"arguments":"((?:[^"\\]|\\.)*)"', text)
+        arguments = json.loads('"' + "".join(pieces) + '"')
+        assert arguments.startswith('{"command":')
+        return [arguments] if arguments.endswith("}") else []
+    return [told for told in CALLS if told in text]
 
 
 def limited(form: Format, tokens: int) -> dict:
@@ -124,11 +138,11 @@ async def test_of_a_call_that_is_cut_by_length_nothing_can_be_run(tmp_path, name
     assert call.finish_reason == "length"
     text = answer.text.replace(" ", "")
     assert CUT[name] in text
-    assert not [told for told in CALLS if told in text]
+    assert not runnable(name, text)
 
 
 @pytest.mark.parametrize("name", FORMATS)
-async def test_of_a_call_whose_sampling_is_given_up_nothing_is_told(tmp_path, name):
+async def test_of_a_call_whose_sampling_is_given_up_nothing_can_be_run(tmp_path, name):
     hold, form = Hold(), FORMATS[name]
     settings = GatewaySettings(keepalive_s=0.05)
     script = ["I look. " + CALL[:-17], hold]
@@ -151,7 +165,7 @@ async def test_of_a_call_whose_sampling_is_given_up_nothing_is_told(tmp_path, na
     assert reading.exception() is not None
     assert call.finish_reason == "abandoned"
     assert form.terminal not in text
-    assert not [told for told in CALLS if told in text.replace(" ", "")]
+    assert not runnable(name, text.replace(" ", ""))
 
 
 @pytest.mark.parametrize("stream", [False, True])

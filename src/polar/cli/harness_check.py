@@ -105,6 +105,7 @@ async def play(
                         kind_of=harness.kind_of,
                         agent_header=harness.agent_header,
                         agent_tool=harness.agent_tool,
+                        whole_calls=harness.whole_calls,
                     ),
                 )
                 result = await _run(harness, runtime, work, (address.url, session.key), run_s=run_s)

@@ -198,6 +198,7 @@ def _policy(config: RunConfig, harness: Harness, max_context: int) -> SessionPol
         kind_of=harness.kind_of,
         agent_header=harness.agent_header,
         agent_tool=harness.agent_tool,
+        whole_calls=harness.whole_calls,
     )
 
 

@@ -75,6 +75,9 @@ class OpenRequest(BaseModel):
     """Most sampled tokens of a call."""
     max_calls: int | None = Field(default=None, ge=1)
     """Most calls of the session."""
+    whole_calls: bool = False
+    """Whether a tool call is only given when all of it is sampled, in every format: for a harness
+    that mends and runs a call that was cut."""
 
 
 @asynccontextmanager
@@ -257,6 +260,7 @@ def _policy(asked: OpenRequest) -> SessionPolicy:
         top_k=asked.top_k,
         max_tokens=asked.max_tokens,
         max_calls=asked.max_calls,
+        whole_calls=asked.whole_calls,
     )
 
 

@@ -47,6 +47,9 @@ class SessionPolicy:
     """The tool by which the model starts an agent, and its argument that is the agent's errand:
     as many identical openings as were started on an errand are calls of their own. Absent: no
     openings are expected."""
+    whole_calls: bool = False
+    """Whether a tool call is only given when all of it is sampled, in every format: for a harness
+    that mends and runs a call that was cut."""
 
     def applied(self, wanted: Sampling, *, room: int) -> Sampling:
         """Put what is pinned and allowed in place of what a harness wants.

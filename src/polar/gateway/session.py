@@ -174,7 +174,9 @@ class OpenSession:
             capture=environment.capture,
         )
         parser = environment.renderer.parser(
-            seen.tools, new_tool_call_id=lambda: f"call_{environment.new_id()}"
+            seen.tools,
+            new_tool_call_id=lambda: f"call_{environment.new_id()}",
+            calls_flow=seen.calls_flow and not self._policy.whole_calls,
         )
         self._begun += 1
         self._counter.add_begun(kind)

@@ -69,6 +69,8 @@ class Harness(Protocol):
     agent_tool: tuple[str, str] | None
     """Without such a header: the tool by which the model starts an agent, and its argument that is
     the agent's errand; absent: there is none."""
+    whole_calls: bool
+    """Whether it must be given tool calls whole, for it mends a call that was cut and runs it."""
 
     def find(self) -> Installation:
         """Look for the harness: the setting, Polar's own installations, then PATH.

@@ -42,6 +42,7 @@ class InstalledHarness(Generic[Settings]):
     program: ClassVar[InstalledProgram]
     agent_header: str | None = None
     agent_tool: tuple[str, str] | None = None
+    whole_calls: bool = False
     broken: ClassVar[tuple[int, ...]] = (126, 127)
     """Exit codes of a program that broke or was not there, whatever the model did."""
 

@@ -40,6 +40,7 @@ class Pi(NodeHarness[PiSettings]):
         "pi", "@mariozechner/pi-coding-agent", VERSION, "pi", node="22.23.3", least_node="20.6"
     )
     broken = (1, 2, 126, 127)
+    whole_calls = True
 
     def launch(self, request: LaunchRequest) -> Launch:
         """Say how to start one session. The instruction goes in by stdin: it may begin with `-`."""

@@ -42,6 +42,7 @@ class QwenCode(NodeHarness[QwenCodeSettings]):
     name = "qwen_code"
     program = NpmProgram("qwen_code", "@qwen-code/qwen-code", VERSION, "qwen", least_node="20")
     agent_tool = ("agent", "prompt")
+    whole_calls = True
 
     def launch(self, request: LaunchRequest) -> Launch:
         """Say how to start one session. The instruction goes in by stdin: it may begin with `-`."""

@@ -83,6 +83,9 @@ class ShellSettings(HarnessSettings):
     """More variables for its environment."""
     read_only: tuple[Path, ...] = ()
     """Host folders that it needs to see, at the same path."""
+    whole_calls: bool = False
+    """Whether tool calls are only given when all of them is sampled: for a program that mends a
+    call which was cut, and runs it."""
 
 
 class InstalledSettings(HarnessSettings):

@@ -38,6 +38,7 @@ class Shell:
 
     def __init__(self, settings: ShellSettings) -> None:
         self._settings = settings
+        self.whole_calls = settings.whole_calls
         _check(settings.command)
 
     def find(self) -> Installation:

@@ -100,9 +100,21 @@ class Renderer(Protocol):
         ...
 
     def parser(
-        self, tools: Sequence[ToolSpec], *, new_tool_call_id: Callable[[], str]
+        self,
+        tools: Sequence[ToolSpec],
+        *,
+        new_tool_call_id: Callable[[], str],
+        calls_flow: bool = False,
     ) -> IncrementalParser:
-        """Start parsing one reply."""
+        """Start parsing one reply.
+
+        Args:
+            tools: The tools of the conversation.
+            new_tool_call_id: Makes the id of each tool call.
+            calls_flow: Whether a call may begin before all of it is sampled, where the form of
+                the model's calls allows it. If it then proves to be no valid call, it stays as
+                one whose arguments are no JSON object. Otherwise what is no valid call is text.
+        """
         ...
 
     def decode(self, token_ids: Sequence[int]) -> str:

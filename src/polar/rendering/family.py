@@ -122,7 +122,11 @@ class FamilyRenderer:
         return list(bridged.token_ids[len(previous) :])
 
     def parser(
-        self, tools: Sequence[ToolSpec], *, new_tool_call_id: Callable[[], str]
+        self,
+        tools: Sequence[ToolSpec],
+        *,
+        new_tool_call_id: Callable[[], str],
+        calls_flow: bool = False,
     ) -> IncrementalParser:
         """Start parsing one reply."""
         if self._family in _HERMES_FAMILIES:
@@ -132,6 +136,7 @@ class FamilyRenderer:
                 new_tool_call_id=new_tool_call_id,
                 thinks=True,
                 starts_thinking=self.decode(self._prompt).rstrip().endswith("<think>"),
+                calls_flow=calls_flow,
             )
         native = [tool_fields(tool) for tool in tools] or None
         return WholeReplyParser(

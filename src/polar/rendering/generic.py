@@ -104,7 +104,11 @@ class GenericRenderer:
         return ids[1:] if closed else ids
 
     def parser(
-        self, tools: Sequence[ToolSpec], *, new_tool_call_id: Callable[[], str]
+        self,
+        tools: Sequence[ToolSpec],
+        *,
+        new_tool_call_id: Callable[[], str],
+        calls_flow: bool = False,
     ) -> IncrementalParser:
         """Start parsing one reply."""
         return HermesParser(
@@ -113,6 +117,7 @@ class GenericRenderer:
             new_tool_call_id=new_tool_call_id,
             thinks=self._template.traits.knows_think,
             starts_thinking=self._template.traits.starts_thinking,
+            calls_flow=calls_flow,
         )
 
     def call_opening(self, name: str | None) -> list[int] | None:

@@ -8,12 +8,20 @@ from collections.abc import Sequence
 from polar.rendering.function_form import plain_json
 from polar.types import ToolCall, ToolSpec
 
-__all__ = ["CALL_CLOSE", "CALL_OPEN", "call_opening", "call_text", "parse_call", "tools_section"]
+__all__ = [
+    "CALL_CLOSE",
+    "CALL_OPEN",
+    "WHITESPACE",
+    "call_opening",
+    "call_text",
+    "parse_call",
+    "tools_section",
+]
 
 CALL_OPEN = "<tool_call>"
 CALL_CLOSE = "</tool_call>"
 
-_WHITESPACE = " \t\r\n"
+WHITESPACE = " \t\r\n"
 _HEAD = "You can call these functions:"
 _FORM = (
     "To call a function, write one such block for each call:\n"
@@ -60,7 +68,7 @@ def parse_call(body: str) -> tuple[str, str] | None:
         The name and the arguments, byte for byte as written; None unless the body is one JSON
         object with a printable `name` and an object as `arguments`.
     """
-    text = body.strip(_WHITESPACE)
+    text = body.strip(WHITESPACE)
     decoder = json.JSONDecoder(parse_constant=_refuse)
     try:
         value, end = decoder.raw_decode(text)
@@ -94,7 +102,7 @@ def _member(text: str, wanted: str, decoder: json.JSONDecoder) -> str:
 
 
 def _skip(text: str, at: int) -> int:
-    while text[at] in _WHITESPACE:
+    while text[at] in WHITESPACE:
         at += 1
     return at
 

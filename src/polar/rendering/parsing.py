@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
 
-from polar.rendering.hermes import CALL_CLOSE, CALL_OPEN, parse_call
+from polar.rendering.calls import CallBlock
+from polar.rendering.hermes import CALL_CLOSE, CALL_OPEN
 from polar.types import (
     Delta,
     Message,
@@ -79,7 +80,8 @@ class HermesParser:
 
     The result does not depend on how the ids were cut into chunks. White space around
     reasoning and next to tool calls is form, not content. A block that is not a valid call
-    stays in the content as it was sampled.
+    stays in the content as it was sampled; where calls flow and its call had begun, that call
+    stays, with arguments that are no JSON object.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class HermesParser:
         new_tool_call_id: Callable[[], str],
         thinks: bool = False,
         starts_thinking: bool = False,
+        calls_flow: bool = False,
     ) -> None:
         """Start one reply.
 
@@ -99,6 +102,8 @@ class HermesParser:
             new_tool_call_id: Makes the id of each tool call.
             thinks: Whether the model knows `<think>`; otherwise it is plain text.
             starts_thinking: Whether the prompt ended in an open `<think>`.
+            calls_flow: Whether a call's arguments are given as they are sampled; otherwise a
+                call is given when it is whole.
         """
         self._detokenizer = Detokenizer(decode)
         self._stops = frozenset(stop_token_ids)
@@ -112,6 +117,10 @@ class HermesParser:
         self._content: list[str] = []
         self._reasoning: list[str] = []
         self._calls: list[ToolCall] = []
+        self._calls_flow = calls_flow
+        self._block = CallBlock(flows=calls_flow)
+        self._call_id = ""
+        """Of the call that has begun."""
         self._deltas: list[Delta] = []
 
     def feed(self, token_ids: Sequence[int]) -> list[Delta]:
@@ -133,7 +142,8 @@ class HermesParser:
             case _Where.REASONING:
                 self._say_reasoning(rest)
             case _Where.CALL:
-                self._close_call(rest, raw=CALL_OPEN + rest)
+                self._say_call(rest)
+                self._close_call("")
             case _:
                 self._say(rest)
         if self._where is not _Where.REASONING and not self._calls:
@@ -152,21 +162,19 @@ class HermesParser:
             case _Where.START:
                 return self._step_start()
             case _Where.REASONING:
-                if self._up_to(_THINK_CLOSE, self._say_reasoning):
+                changed = self._up_to(_THINK_CLOSE, self._say_reasoning)
+                if changed:
                     self._where, self._space, self._at_head = _Where.CONTENT, "", True
-                    return True
-                return False
             case _Where.CONTENT:
-                if self._up_to(CALL_OPEN, self._say):
-                    self._where = _Where.CALL
-                    return True
-                return False
+                changed = self._up_to(CALL_OPEN, self._say)
+                if changed:
+                    self._where, self._block = _Where.CALL, CallBlock(flows=self._calls_flow)
             case _Where.CALL:
-                body, close, rest = self._buffer.partition(CALL_CLOSE)
-                if close:
-                    self._buffer, self._where = rest, _Where.CONTENT
-                    self._close_call(body, raw=CALL_OPEN + body + close)
-                return bool(close)
+                changed = self._up_to(CALL_CLOSE, self._say_call)
+                if changed:
+                    self._where = _Where.CONTENT
+                    self._close_call(CALL_CLOSE)
+        return changed
 
     def _step_start(self) -> bool:
         head = self._buffer.lstrip()
@@ -213,18 +221,41 @@ class HermesParser:
             self._content.append(text)
             self._deltas.append(TextDelta(text))
 
-    def _close_call(self, body: str, *, raw: str) -> None:
-        parsed = parse_call(body)
-        if parsed is None:
-            self._say(raw)
+    def _say_call(self, text: str) -> None:
+        """Take more of a block; begin its call, and give of its arguments, as far as they flow."""
+        begun = self._block.name is not None
+        arguments = self._block.push(text)
+        if not begun and self._block.name is not None:
+            self._begin_call(self._block.name)
+        self._emit_arguments(arguments)
+
+    def _close_call(self, close: str) -> None:
+        """End a block, with its closing tag if it has one."""
+        block, parsed = self._block, self._block.close()
+        if block.name is None and parsed is None:
+            self._say(CALL_OPEN + block.text + close)
             return
-        self._space = ""
+        if parsed is None:
+            self._end_call(block.name or "", block.arguments)
+            self._say(block.left())
+            return
         name, arguments = parsed
-        index = len(self._calls)
-        call = ToolCall(id=self._new_tool_call_id(), name=name, arguments=arguments)
-        self._calls.append(call)
-        self._deltas.append(ToolCallStart(index=index, id=call.id, name=name))
-        self._deltas.append(ToolArgumentsDelta(index=index, text=arguments))
+        if block.name is None:
+            self._begin_call(name)
+        self._emit_arguments(arguments[len(block.arguments) :])
+        self._end_call(name, arguments)
+
+    def _begin_call(self, name: str) -> None:
+        self._space = ""
+        self._call_id = self._new_tool_call_id()
+        self._deltas.append(ToolCallStart(len(self._calls), self._call_id, name))
+
+    def _emit_arguments(self, text: str) -> None:
+        if text:
+            self._deltas.append(ToolArgumentsDelta(len(self._calls), text))
+
+    def _end_call(self, name: str, arguments: str) -> None:
+        self._calls.append(ToolCall(self._call_id, name, arguments))
 
     def _take_deltas(self) -> list[Delta]:
         deltas, self._deltas = self._deltas, []

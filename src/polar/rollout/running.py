@@ -90,6 +90,7 @@ class HarnessRuns:
             kind_of=self._harness.kind_of,
             agent_header=self._harness.agent_header,
             agent_tool=self._harness.agent_tool,
+            whole_calls=self._harness.whole_calls,
         )
 
     async def _within_budget(

@@ -83,6 +83,11 @@ pieces = st.one_of(
             "\n",
             " ",
             '<tool_call>{"name": 1}</tool_call>',
+            '<tool_call>{"name": "x", "arguments": {',
+            '"a": [{"b": "}\\\\\\""}]',
+            "}",
+            "}}",
+            "}}</tool_call>",
             "{}",
             "é😀",
             "\ufffd",
@@ -96,11 +101,17 @@ replies = st.one_of(
 )
 
 
-@given(replies, st.lists(st.integers(0, 60), max_size=6), st.booleans(), st.booleans())
-@example(as_ids("a" + CALL + "\n" + CALL + " b"), list(range(60)), False, False)
-@example(as_ids("x</think>\n\ny"), [1], True, True)
-def test_deltas_add_up_to_the_message_whatever_the_chunks(ids, cuts, thinks, opened):
-    options = {"thinks": thinks, "starts_thinking": opened}
+ways = st.fixed_dictionaries(
+    {"thinks": st.booleans(), "starts_thinking": st.booleans(), "calls_flow": st.booleans()}
+)
+
+
+@given(replies, st.lists(st.integers(0, 60), max_size=6), ways)
+@example(as_ids("a" + CALL + "\n" + CALL + " b"), list(range(60)), {})
+@example(as_ids("a" + CALL + "\n" + CALL + " b"), list(range(60)), {"calls_flow": True})
+@example(as_ids(CALL[:-14] + "]" + CALL[-14:]), list(range(90)), {"calls_flow": True})
+@example(as_ids("x</think>\n\ny"), [1], {"thinks": True, "starts_thinking": True})
+def test_deltas_add_up_to_the_message_whatever_the_chunks(ids, cuts, options):
     whole = parse(ids, **options)[1]
     deltas, message = parse(ids, [min(cut, len(ids)) for cut in cuts], **options)
     assert message == whole
@@ -176,6 +187,103 @@ def test_a_malformed_call_stays_in_the_content_as_sampled(body):
     text = f"Hm.\n<tool_call>{body}</tool_call>"
     message = parse(as_ids(text))[1]
     assert (message.content, message.tool_calls) == (text, ())
+
+
+@given(replies)
+@example(as_ids("a" + CALL + "\n" + CALL + " b"))
+@example(as_ids(CALL[:-14]))
+def test_where_calls_flow_the_valid_ones_are_those_that_are_found_whole(ids):
+    whole, flowing = parse(ids)[1], parse(ids, calls_flow=True)[1]
+    sound = [call for call in flowing.tool_calls if is_object(call.arguments)]
+    assert [(call.name, call.arguments) for call in sound] == [
+        (call.name, call.arguments) for call in whole.tool_calls
+    ]
+    if len(sound) == len(flowing.tool_calls):
+        assert flowing == whole
+
+
+@given(replies)
+@example(as_ids(CALL))
+def test_arguments_that_flow_are_no_object_before_their_block_is_closed(ids):
+    parser, arguments = new_parser(calls_flow=True), {}
+    for number, token_id in enumerate(ids):
+        for delta in parser.feed([token_id]):
+            if isinstance(delta, ToolArgumentsDelta):
+                arguments[delta.index] = arguments.get(delta.index, "") + delta.text
+                closed = decode_bytes(ids[: number + 1]).endswith("</tool_call>")
+                assert closed or not is_object(arguments[delta.index])
+
+
+def is_object(text):
+    try:
+        return isinstance(json.loads(text, parse_constant=int), dict)
+    except ValueError:
+        return False
+
+
+def test_arguments_flow_as_they_are_sampled():
+    parser = new_parser(calls_flow=True)
+    opening, arguments = '<tool_call>\n{"name": "bash", "arguments": ', '{"command": "é{\\""'
+    assert parser.feed(as_ids(opening)) == []
+    assert parser.feed(as_ids("{")) == [
+        ToolCallStart(0, "call_0", "bash"),
+        ToolArgumentsDelta(0, "{"),
+    ]
+    told = [delta for character in arguments[1:] for delta in parser.feed(as_ids(character))]
+    assert told == [ToolArgumentsDelta(0, character) for character in arguments[1:]]
+    assert parser.feed(as_ids("}}\n</tool_call")) == []
+    assert parser.feed(as_ids(">")) == [ToolArgumentsDelta(0, "}")]
+
+
+@pytest.mark.parametrize(
+    ("block", "arguments", "content"),
+    [
+        ('{"name": "x", "arguments": {"command": "ls}</tool_call>', '{"command": "ls}', ""),
+        ('{"name": "x", "arguments": {"a": NaN}}</tool_call>', '{"a": NaN', ""),
+        ('{"name": "x", "arguments": {"a": 1}</tool_call>', '{"a": 1', ""),
+        ('{"name": "x", "arguments": {"a": 1}}}</tool_call>', '{"a": 1', ""),
+        ('{"name": "x", "arguments": {"a": 1}}\n', '{"a": 1}', ""),
+        ('{"name": "x", "arguments": {"a": 1}', '{"a": 1', ""),
+        ('{"name": "x", "arguments": {"a": "\\', '{"a": "\\', ""),
+        ('{"name": "x", "arguments": {}} So be it.</tool_call>', "{", "So be it."),
+        ('{"name": "x", "arguments": {}, "name": "y"}</tool_call>', "{", ', "name": "y"'),
+        ('{"name": "x", "arguments": {"a": 1]]</tool_call>', '{"a": 1', "]]"),
+    ],
+)
+def test_a_call_that_has_begun_and_proves_broken_keeps_arguments_that_are_no_object(
+    block, arguments, content
+):
+    message = parse(as_ids(f"<tool_call>{block}"), calls_flow=True)[1]
+    assert message.tool_calls == (ToolCall("call_0", "x", arguments),)
+    assert message.content == content
+
+
+@pytest.mark.parametrize(
+    "opening",
+    [
+        '{"arguments": {"a": 1}, "name": "x"',
+        '{"id": 1, "name": "x", "arguments": {"a": 1}',
+        '{"name": "a\\nb", "arguments": {"a": 1}',
+        '{"name": "", "arguments": {"a": 1}',
+        '{"name": "' + "x" * 500 + '", "arguments": {"a": 1}',
+    ],
+)
+def test_a_block_that_opens_in_another_way_is_held_until_it_is_whole(opening):
+    parser = new_parser(calls_flow=True)
+    ids = as_ids(f"<tool_call>{opening}")
+    assert [delta for token_id in ids for delta in parser.feed([token_id])] == []
+    block = decode_bytes(ids) + "}</tool_call>"
+    assert parse(as_ids(block), calls_flow=True) == parse(as_ids(block))
+
+
+@pytest.mark.parametrize("opening", ['{"name": "x", "arguments": {', '{"arguments": {', "["])
+@pytest.mark.parametrize("calls_flow", [False, True])
+def test_what_was_read_of_a_long_block_is_not_searched_again(opening, calls_flow):
+    parser = new_parser(calls_flow=calls_flow)
+    for byte in as_ids(f'<tool_call>{opening}"a": "' + "x<" * 2000):
+        parser.feed([byte])
+        assert len(parser._buffer) < len("</tool_call>")
+    assert (parser._block.name is not None) is (calls_flow and "name" in opening)
 
 
 def test_a_call_without_its_closing_tag_counts_when_its_json_is_whole():

@@ -117,6 +117,7 @@ def parse_chat(body: bytes, earlier: Earlier[Message]) -> Chat:
         include_usage=options is not None and options.flag("include_usage"),
         parallel_tool_calls=fields.flag("parallel_tool_calls", absent=True),
         forced=forced,
+        calls_flow=True,
     )
 
 
