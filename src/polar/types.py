@@ -162,6 +162,8 @@ class Chat:
     """Whether a stream ends with a usage chunk."""
     parallel_tool_calls: bool = True
     """Whether one reply may call several tools; if not, it is cut before the second call."""
+    choices: int = 1
+    """How many replies are wanted, sampled apart from one prompt."""
     forced: Forced | None = None
     """What the reply must call; absent: whether it calls anything is the model's to say."""
     continues: str | None = None
@@ -185,6 +187,15 @@ class Usage:
     prompt_tokens: int
     sampled_tokens: int
     cached_tokens: int = 0
+
+    @classmethod
+    def of_choices(cls, each: Sequence[Usage]) -> Usage:
+        """Add up what several replies to one prompt used: the prompt counts once."""
+        return cls(
+            prompt_tokens=each[0].prompt_tokens,
+            sampled_tokens=sum(usage.sampled_tokens for usage in each),
+            cached_tokens=each[0].cached_tokens,
+        )
 
 
 @dataclass(frozen=True, slots=True)

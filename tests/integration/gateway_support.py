@@ -69,6 +69,8 @@ class Hold:
 
     reached: asyncio.Event = field(default_factory=asyncio.Event)
     released: asyncio.Event = field(default_factory=asyncio.Event)
+    left: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the engine goes on, or is cancelled there."""
 
 
 Script = Sequence[str | Hold | Exception]
@@ -94,7 +96,10 @@ class ByteEngine:
                     raise part
                 if isinstance(part, Hold):
                     part.reached.set()
-                    await part.released.wait()
+                    try:
+                        await part.released.wait()
+                    finally:
+                        part.left.set()
                     continue
                 for byte in part.encode():
                     if left == 1:

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from polar.dialects.base import CountsTokens, Dialect, ReadsOn, Route, StreamEncoder
+from polar.dialects.base import (
+    ChoicesEncoder,
+    CountsTokens,
+    Dialect,
+    GivesChoices,
+    ReadsOn,
+    Route,
+    StreamEncoder,
+)
 from polar.dialects.earlier import Earlier
 from polar.plugins import Family
 
 __all__ = [
+    "ChoicesEncoder",
     "CountsTokens",
     "Dialect",
     "Earlier",
+    "GivesChoices",
     "ReadsOn",
     "Route",
     "StreamEncoder",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -11,7 +11,16 @@ from polar.dialects.earlier import Earlier
 from polar.errors import PolarError
 from polar.types import Chat, Delta, Reply
 
-__all__ = ["NO_PARAMS", "CountsTokens", "Dialect", "ReadsOn", "Route", "StreamEncoder"]
+__all__ = [
+    "NO_PARAMS",
+    "ChoicesEncoder",
+    "CountsTokens",
+    "Dialect",
+    "GivesChoices",
+    "ReadsOn",
+    "Route",
+    "StreamEncoder",
+]
 
 NO_PARAMS: Mapping[str, str] = MappingProxyType({})
 
@@ -108,6 +117,34 @@ class CountsTokens(Protocol):
 
     def count(self, prompt_tokens: int) -> bytes:
         """Write the answer: how many tokens the prompt of a request has."""
+        ...
+
+
+class ChoicesEncoder(Protocol):
+    """Encodes several streamed replies to one request, in any order between them."""
+
+    @property
+    def each(self) -> Sequence[StreamEncoder]:
+        """What encodes each reply up to its end."""
+        ...
+
+    def end(self, replies: Sequence[Reply]) -> bytes:
+        """Encode how all have ended; sent only after all the calls are on record."""
+        ...
+
+
+@runtime_checkable
+class GivesChoices(Protocol):
+    """A dialect whose requests may ask for several replies, which are one response."""
+
+    def choices(
+        self, chat: Chat, replies: Sequence[Reply], *, response_id: str, created: int
+    ) -> bytes:
+        """Write a whole response."""
+        ...
+
+    def choices_encoder(self, chat: Chat, *, response_id: str, created: int) -> ChoicesEncoder:
+        """Start encoding a streamed response."""
         ...
 
 

@@ -131,7 +131,9 @@ class Fields:
             raise refuse("expected true or false", where=self.path(name))
         return value
 
-    def integer(self, name: str, *, least: int | None = None) -> int | None:
+    def integer(
+        self, name: str, *, least: int | None = None, most: int | None = None
+    ) -> int | None:
         """Read an integer; None if absent."""
         value = self._values.get(name)
         if value is None:
@@ -140,6 +142,8 @@ class Fields:
             raise refuse("expected an integer", where=self.path(name))
         if least is not None and value < least:
             raise refuse(f"expected at least {least}", where=self.path(name))
+        if most is not None and value > most:
+            raise refuse(f"expected at most {most}", where=self.path(name))
         return value
 
     def number(self, name: str, *, least: float, most: float) -> float | None:

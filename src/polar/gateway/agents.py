@@ -24,11 +24,13 @@ class Asked:
     """What its header says."""
     place: int = 0
     """Which of the agents with the same errand, where nothing else tells them apart."""
+    choice: int = 0
+    """Which of the replies that one request wants."""
 
     def __hash__(self) -> int:
         """Hash what nearly always tells requests apart, however long the conversation is."""
         said = self.chat.messages
-        return hash((len(said), said[-1:], self.chat.sampling, self.agent, self.place))
+        return hash((len(said), said[-1:], self.chat.sampling, self.agent, self.place, self.choice))
 
 
 class Agents:

@@ -30,10 +30,11 @@ from polar.gateway.asgi import (
     send_whole,
 )
 from polar.gateway.call import RunningCall
+from polar.gateway.choices import all_replies, readers_of, stream_writer, write_replies
 from polar.gateway.feed import Ending, Reader
 from polar.gateway.session import OpenSession
 from polar.gateway.settings import GatewaySettings
-from polar.types import Chat, Reply
+from polar.types import Chat
 
 __all__ = ["GatewayApp"]
 
@@ -158,12 +159,12 @@ class GatewayApp:
         if target.route.serves == "count":
             await self._send_count(target.dialect, session.prompt_tokens(chat), send)
             return
-        call = session.call(chat, request.headers)
+        calls = session.calls(chat, request.headers)
         async with _while_connected(receive):
             if chat.stream:
-                await self._stream(target.dialect, chat, call, send)
+                await self._stream(target.dialect, chat, calls, send)
             else:
-                await self._reply(target.dialect, chat, call, send)
+                await self._reply(target.dialect, chat, calls, send)
 
     async def _read(self, receive: Receive) -> bytes:
         timeout_s = self._settings.body_timeout_s
@@ -175,43 +176,52 @@ class GatewayApp:
         except TimeoutError as error:
             raise RequestTooSlow(f"the request was not complete after {timeout_s:g} s") from error
 
-    async def _reply(self, dialect: Dialect, chat: Chat, call: RunningCall, send: Send) -> None:
-        with call.feed.reader() as reader:
-            ending = await reader.whole()
-        if isinstance(ending, PolarError):
-            await self._send_error(dialect, ending, send)
+    async def _reply(
+        self, dialect: Dialect, chat: Chat, calls: Sequence[RunningCall], send: Send
+    ) -> None:
+        with readers_of(calls) as readers:
+            replies = await all_replies([reader.whole() for reader in readers])
+        if isinstance(replies, PolarError):
+            await self._send_error(dialect, replies, send)
             return
-        body = dialect.response(
-            chat, ending, response_id=call.request.id, created=int(self._clock())
+        body = write_replies(
+            dialect, chat, replies, response_id=calls[0].request.id, created=int(self._clock())
         )
         if len(body) > self._most_bytes:
             await self._send_error(dialect, self._too_large(), send)
             return
         await send_whole(send, 200, body)
 
-    async def _stream(self, dialect: Dialect, chat: Chat, call: RunningCall, send: Send) -> None:
-        with call.feed.reader() as reader:
-            if not call.request.rendered:  # whether the prompt fits is not known yet
+    async def _stream(
+        self, dialect: Dialect, chat: Chat, calls: Sequence[RunningCall], send: Send
+    ) -> None:
+        first = calls[0]
+        with readers_of(calls) as readers:
+            if not first.request.rendered:  # whether the prompt fits is not known yet
                 now = asyncio.get_running_loop().time()
-                await reader.begun(until=now + self._settings.keepalive_s)
-                if isinstance(reader.ending, PolarError):
-                    await self._send_error(dialect, reader.ending, send)
+                await readers[0].begun(until=now + self._settings.keepalive_s)
+                if isinstance(readers[0].ending, PolarError):
+                    await self._send_error(dialect, readers[0].ending, send)
                     return
-            encoder = dialect.encoder(
+            writer = stream_writer(
+                dialect,
                 chat,
-                response_id=call.request.id,
+                response_id=first.request.id,
                 created=int(self._clock()),
-                prompt_tokens=call.prompt_tokens,
+                prompt_tokens=first.prompt_tokens,
             )
             await send(head(200, b"text/event-stream", (b"cache-control", b"no-cache")))
-            await send_part(send, encoder.start())
-            ending = await self._follow(reader, encoder, send)
-        if isinstance(ending, Reply):
-            await send({"type": "http.response.body", "body": encoder.end(ending)})
-        else:
+            await send_part(send, b"".join(encoder.start() for encoder in writer.each))
+            pairs = zip(readers, writer.each, strict=True)
+            replies = await all_replies(
+                [self._follow(reader, encoder, send) for reader, encoder in pairs]
+            )
+        if isinstance(replies, PolarError):
             # The body is left open: the server cuts the connection, so that no client can take
             # what it has for a finished reply.
-            await send_part(send, encoder.error(ending))
+            await send_part(send, writer.each[0].error(replies))
+        else:
+            await send({"type": "http.response.body", "body": writer.end(replies)})
 
     async def _follow(self, reader: Reader, encoder: StreamEncoder, send: Send) -> Ending:
         """Send what is sampled until the end, and a no-op where there is nothing to send.

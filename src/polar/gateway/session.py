@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -100,8 +100,8 @@ class OpenSession:
         messages = (*chat.messages[:start], *earlier, *chat.messages[start:])
         return replace(chat, messages=messages)
 
-    def call(self, chat: Chat, headers: Mapping[str, str]) -> RunningCall:
-        """Begin a call, or join the identical one that is still running.
+    def calls(self, chat: Chat, headers: Mapping[str, str]) -> list[RunningCall]:
+        """Begin a call for each reply that is wanted, or join what still runs of an identical one.
 
         Raises:
             BadRequest: The session has used up its calls, an interceptor refuses the request or
@@ -111,14 +111,15 @@ class OpenSession:
             InterceptorFailed: An interceptor broke.
         """
         asked = self._agents.asked(chat, headers, self._joinable)
-        running = self._joinable.get(asked)
-        if running is not None:
+        each = [replace(asked, choice=choice) for choice in range(chat.choices)]
+        new = [choice for choice in each if choice not in self._joinable]
+        if not new:
             self._counter.add_coalesced()
-            return running
-        call = self._begin(chat, headers, asked)
-        self._joinable[asked] = call
-        self._running.add(call)
-        return call
+            return [self._joinable[choice] for choice in each]
+        for choice, call in zip(new, self._begin(chat, headers, new), strict=True):
+            self._joinable[choice] = call
+            self._running.add(call)
+        return [self._joinable[choice] for choice in each]
 
     def prompt_tokens(self, chat: Chat) -> int:
         """Count the tokens that a request's prompt would have: about, where the engine makes it.
@@ -153,26 +154,47 @@ class OpenSession:
         if self._scoring:
             await asyncio.wait(self._scoring)
 
-    def _begin(self, chat: Chat, headers: Mapping[str, str], asked: Asked) -> RunningCall:
+    def _begin(
+        self, chat: Chat, headers: Mapping[str, str], new: Sequence[Asked]
+    ) -> list[RunningCall]:
+        """Begin calls of one prompt."""
         kind = self._kind(chat, headers)
-        self._check_limit(kind)
-        environment = self._environment
+        self._check_limit(kind, len(new))
         intercepted = self._intercepted(chat)
         seen, model = intercepted.seen, self._chosen(intercepted)
         prompt, sampling = self._prompt(seen, kind)
-        request = CallRequest(
-            id=CallId(f"call-{environment.new_id()}"),
+        first = CallRequest(
+            id=self._new_call_id(),
             session=self.session,
             index=self._begun,
             chat=seen,
             kind=kind if model is None else _untrained(kind),
             prompt=prompt,
-            sampling=sampling,
-            asked=asked,
+            sampling=_seeded(sampling, new[0]),
+            asked=new[0],
             sent=intercepted.sent,
             model=model,
-            capture=environment.capture,
+            capture=self._environment.capture,
         )
+        siblings = [
+            replace(
+                first,
+                id=self._new_call_id(),
+                index=self._begun + number,
+                prompt=_sibling(prompt),
+                sampling=_seeded(sampling, asked),
+                asked=asked,
+            )
+            for number, asked in enumerate(new[1:], start=1)
+        ]
+        requests = zip(new, (first, *siblings), strict=True)
+        return [self._start(chat, asked, kind, request) for asked, request in requests]
+
+    def _new_call_id(self) -> CallId:
+        return CallId(f"call-{self._environment.new_id()}")
+
+    def _start(self, chat: Chat, asked: Asked, kind: CallKind, request: CallRequest) -> RunningCall:
+        environment, seen = self._environment, request.chat
         parser = environment.renderer.parser(
             seen.tools,
             new_tool_call_id=lambda: f"call_{environment.new_id()}",
@@ -200,9 +222,9 @@ class OpenSession:
         kind = self._policy.kind_of(chat, headers)
         return "compaction" if chat.compacts is not None and kind != "foreign" else kind
 
-    def _check_limit(self, kind: CallKind) -> None:
+    def _check_limit(self, kind: CallKind, more: int) -> None:
         limit = self._policy.max_calls
-        if limit is not None and self._begun >= limit:
+        if limit is not None and self._begun + more > limit:
             self._counter.add_refused_at_call_limit(kind)
             raise BadRequest(f"call limit reached: this session may make {limit} calls")
 
@@ -313,6 +335,19 @@ class OpenSession:
 def _takeable(sampling: Sampling) -> Sampling:
     """Ask for the likeliest token alone by its number: engines refuse a nucleus of nothing."""
     return replace(sampling, top_p=1.0, top_k=1) if sampling.top_p == 0 else sampling
+
+
+def _sibling(
+    prompt: Prepared | Callable[[IntArray], Prepared],
+) -> Prepared | Callable[[IntArray], Prepared]:
+    """Give the prompt of another reply to the same request."""
+    return replace(prompt, fork_reason="sibling") if isinstance(prompt, Prepared) else prompt
+
+
+def _seeded(sampling: Sampling, asked: Asked) -> Sampling:
+    """Give each reply to a request a seed of its own, or all would be the same."""
+    seed = sampling.seed
+    return sampling if seed is None else replace(sampling, seed=seed + asked.choice)
 
 
 def _untrained(kind: CallKind) -> CallKind:

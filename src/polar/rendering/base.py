@@ -23,7 +23,7 @@ class Prepared:
     """Why no earlier call could be extended although the session has some: `edited_message`,
     `new_conversation`, `changed_tools`, `retry`, `unclosed_turn`, `no_bridge`; of prompts
     that the engine makes, `server_rendering`. The gateway adds `compaction`, which only the kinds
-    of calls tell."""
+    of calls tell, and `sibling`, for further replies to one request."""
     opening_tokens: int = 0
     """How many of the last ids begin the reply for the model; they are no part of what a request
     with the same messages begins with."""

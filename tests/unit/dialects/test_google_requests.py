@@ -420,7 +420,8 @@ def test_a_wrong_field_is_refused_by_name(field, value, where):
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("candidateCount", 2),
+        ("candidateCount", 0),
+        ("candidateCount", 9),
         ("temperature", 2.1),
         ("temperature", "hot"),
         ("topP", 1.1),

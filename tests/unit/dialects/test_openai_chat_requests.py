@@ -187,7 +187,8 @@ def test_what_changes_nothing_is_taken_silently():
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("n", 2),
+        ("n", 0),
+        ("n", 129),
         ("logprobs", True),
         ("top_logprobs", 3),
         ("presence_penalty", 0.5),

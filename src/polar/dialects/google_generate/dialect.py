@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from polar.dialects.base import NO_PARAMS, Route, StreamEncoder
 from polar.dialects.earlier import Earlier
 from polar.dialects.google_generate.contents import Said
 from polar.dialects.google_generate.reply import (
+    ChoicesEncoder,
     ChunkEncoder,
     write_count,
     write_error,
@@ -63,7 +64,13 @@ class GoogleGenerate:
 
     def response(self, chat: Chat, reply: Reply, *, response_id: str, created: int) -> bytes:
         """Write a whole response."""
-        return write_response(chat, reply, response_id=response_id)
+        return self.choices(chat, [reply], response_id=response_id, created=created)
+
+    def choices(
+        self, chat: Chat, replies: Sequence[Reply], *, response_id: str, created: int
+    ) -> bytes:
+        """Write a whole response of several replies."""
+        return write_response(chat, replies, response_id=response_id)
 
     def count(self, prompt_tokens: int) -> bytes:
         """Write how many tokens a prompt has."""
@@ -82,6 +89,10 @@ class GoogleGenerate:
     ) -> StreamEncoder:
         """Start encoding a streamed response."""
         return ChunkEncoder(chat, response_id=response_id)
+
+    def choices_encoder(self, chat: Chat, *, response_id: str, created: int) -> ChoicesEncoder:
+        """Start encoding several streamed replies."""
+        return ChoicesEncoder(chat, response_id=response_id)
 
     def error(self, error: PolarError) -> tuple[int, bytes]:
         """Write an error in Google's form: HTTP status and body."""

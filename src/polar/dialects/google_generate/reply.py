@@ -13,6 +13,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -41,6 +42,7 @@ from polar.types import (
 )
 
 __all__ = [
+    "ChoicesEncoder",
     "ChunkEncoder",
     "write_count",
     "write_error",
@@ -77,8 +79,15 @@ send the same again.
 """
 
 
-def write_response(chat: Chat, reply: Reply, *, response_id: str) -> bytes:
+def write_response(chat: Chat, replies: Sequence[Reply], *, response_id: str) -> bytes:
     """Write a whole response."""
+    candidates = [_candidate(index, _parts(reply), reply) for index, reply in enumerate(replies)]
+    return orjson.dumps(
+        _head(chat, response_id) | {"candidates": candidates, "usageMetadata": _total(replies)}
+    )
+
+
+def _parts(reply: Reply) -> list[dict[str, Any]]:
     message = reply.message
     parts: list[dict[str, Any]] = []
     if message.reasoning:
@@ -86,8 +95,7 @@ def write_response(chat: Chat, reply: Reply, *, response_id: str) -> bytes:
         parts.append({"text": message.reasoning, "thought": True, "thoughtSignature": signature})
     if message.content:
         parts.append({"text": message.content})
-    parts += _calls(message.tool_calls)
-    return orjson.dumps(_head(chat, response_id) | _last(reply, parts))
+    return parts + _calls(message.tool_calls)
 
 
 def write_count(prompt_tokens: int) -> bytes:
@@ -114,8 +122,9 @@ def write_error(error: PolarError) -> tuple[int, bytes]:
 class ChunkEncoder:
     """Encodes one reply as a series of responses, each with what is new."""
 
-    def __init__(self, chat: Chat, *, response_id: str) -> None:
+    def __init__(self, chat: Chat, *, response_id: str, index: int = 0) -> None:
         self._head = _head(chat, response_id)
+        self._index = index
         self._thought: list[str] = []
 
     def start(self) -> bytes:
@@ -141,8 +150,12 @@ class ChunkEncoder:
 
     def end(self, reply: Reply) -> bytes:
         """Encode the function calls with the finish reason and the usage."""
-        last = _last(reply, _calls(reply.message.tool_calls))
-        return self._end_thought() + data_event(self._head | last)
+        return self.finish(reply, {"usageMetadata": _usage(reply.usage)})
+
+    def finish(self, reply: Reply, more: dict[str, Any]) -> bytes:
+        """Encode the function calls with the finish reason and what else the chunk has."""
+        last = _candidate(self._index, _calls(reply.message.tool_calls), reply)
+        return self._end_thought() + data_event(self._head | {"candidates": [last]} | more)
 
     def error(self, error: PolarError) -> bytes:
         """Encode an error event."""
@@ -160,8 +173,26 @@ class ChunkEncoder:
         return self._chunk({"text": "", "thought": True, "thoughtSignature": signature})
 
     def _chunk(self, part: dict[str, Any]) -> bytes:
-        candidate = {"content": {"role": "model", "parts": [part]}, "index": 0}
+        candidate = {"content": {"role": "model", "parts": [part]}, "index": self._index}
         return data_event(self._head | {"candidates": [candidate]})
+
+
+class ChoicesEncoder:
+    """Encodes several replies as candidates, told apart by their index."""
+
+    def __init__(self, chat: Chat, *, response_id: str) -> None:
+        self.each = tuple(
+            ChunkEncoder(chat, response_id=response_id, index=index)
+            for index in range(chat.choices)
+        )
+
+    def end(self, replies: Sequence[Reply]) -> bytes:
+        """Encode how each has ended; the last one has the usage of all."""
+        last, total = len(replies) - 1, {"usageMetadata": _total(replies)}
+        return b"".join(
+            encoder.finish(reply, total if index == last else {})
+            for index, (encoder, reply) in enumerate(zip(self.each, replies, strict=True))
+        )
 
 
 def _model(model: str) -> dict[str, Any]:
@@ -176,14 +207,17 @@ def _head(chat: Chat, response_id: str) -> dict[str, Any]:
     return {"modelVersion": chat.model, "responseId": response_id}
 
 
-def _last(reply: Reply, parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """Write some parts with the finish reason and the usage."""
-    candidate = {
+def _candidate(index: int, parts: list[dict[str, Any]], reply: Reply) -> dict[str, Any]:
+    """Write some parts with the finish reason."""
+    return {
         "content": {"role": "model", "parts": parts or [_NOTHING]},
-        "index": 0,
+        "index": index,
         **_finish(reply),
     }
-    return {"candidates": [candidate], "usageMetadata": _usage(reply.usage)}
+
+
+def _total(replies: Sequence[Reply]) -> dict[str, int]:
+    return _usage(Usage.of_choices([reply.usage for reply in replies]))
 
 
 def _finish(reply: Reply) -> dict[str, str]:

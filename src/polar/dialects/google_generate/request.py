@@ -15,18 +15,21 @@ from polar.types import Chat, Sampling
 __all__ = ["parse_chat"]
 
 _COUNTED = "generateContentRequest"
+_MOST_CANDIDATES = 8
+"""As many as Google gives."""
 
 _READ = frozenset({"contents", "generationConfig", "systemInstruction", "toolConfig", "tools"})
 _WITHOUT_EFFECT = frozenset({"labels", "model", "safetySettings", "serviceTier", "store"})
 """Accounting, filters that Polar has not, and the model, which the path names."""
 
-_SAMPLING = frozenset({"maxOutputTokens", "seed", "stopSequences", "temperature", "topK", "topP"})
+_SAMPLING = frozenset(
+    {"candidateCount", "maxOutputTokens", "seed", "stopSequences", "temperature", "topK", "topP"}
+)
 _SAMPLING_WITHOUT_EFFECT = frozenset({"mediaResolution", "thinkingConfig"})
 """Whether and how long the model thinks is its own; media are refused where they are."""
 
 _SAMPLING_ONLY: dict[str, tuple[Any, ...]] = {
     "audioTimestamp": (False,),
-    "candidateCount": (1,),
     "enableEnhancedCivicAnswers": (False,),
     "frequencyPenalty": (0,),
     "presencePenalty": (0,),
@@ -56,13 +59,20 @@ def parse_chat(body: bytes, params: Mapping[str, str], earlier: Earlier[Said]) -
         raise refuse("the path names no model", where="model")
     streams = method == "streamGenerateContent"
     tools, forced = read_tools(request)
+    config = child(request, "generationConfig")
+    wanted = None if config is None else whole_number(config, "candidateCount", least=1)
+    if wanted is not None and wanted > _MOST_CANDIDATES:
+        raise refuse(
+            f"expected at most {_MOST_CANDIDATES}", where="generationConfig.candidateCount"
+        )
     return Chat(
         model=model,
         messages=(*read_instruction(request), *read_contents(request, earlier)),
         tools=tools,
-        sampling=_sampling(child(request, "generationConfig")),
+        sampling=_sampling(config),
         stream=streams,
         include_usage=streams,
+        choices=wanted or 1,
         forced=forced,
     )
 

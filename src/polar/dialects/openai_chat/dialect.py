@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from polar.dialects.base import NO_PARAMS, Route, StreamEncoder
 from polar.dialects.earlier import Earlier
 from polar.dialects.openai_chat.reply import (
+    ChoicesEncoder,
     ChunkEncoder,
     write_error,
     write_model,
@@ -51,7 +52,13 @@ class OpenAIChat:
 
     def response(self, chat: Chat, reply: Reply, *, response_id: str, created: int) -> bytes:
         """Write a whole response."""
-        return write_response(chat, reply, response_id=response_id, created=created)
+        return self.choices(chat, [reply], response_id=response_id, created=created)
+
+    def choices(
+        self, chat: Chat, replies: Sequence[Reply], *, response_id: str, created: int
+    ) -> bytes:
+        """Write a whole response of several replies."""
+        return write_response(chat, replies, response_id=response_id, created=created)
 
     def models(self, model: str, *, created: int) -> bytes:
         """Write the list of models."""
@@ -66,6 +73,10 @@ class OpenAIChat:
     ) -> StreamEncoder:
         """Start encoding a streamed response."""
         return ChunkEncoder(chat, response_id=response_id, created=created)
+
+    def choices_encoder(self, chat: Chat, *, response_id: str, created: int) -> ChoicesEncoder:
+        """Start encoding several streamed replies."""
+        return ChoicesEncoder(chat, response_id=response_id, created=created)
 
     def error(self, error: PolarError) -> tuple[int, bytes]:
         """Write an error in OpenAI's form: HTTP status and body."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, assert_never
 
 import orjson
@@ -31,7 +32,14 @@ from polar.types import (
     Usage,
 )
 
-__all__ = ["ChunkEncoder", "write_error", "write_model", "write_models", "write_response"]
+__all__ = [
+    "ChoicesEncoder",
+    "ChunkEncoder",
+    "write_error",
+    "write_model",
+    "write_models",
+    "write_response",
+]
 
 _ERRORS: tuple[tuple[type[PolarError], tuple[int, str, str | None]], ...] = (
     (ContextOverflow, (400, "invalid_request_error", "context_length_exceeded")),
@@ -47,22 +55,27 @@ _ERRORS: tuple[tuple[type[PolarError], tuple[int, str, str | None]], ...] = (
 """Error -> HTTP status, type and code; the first that fits."""
 
 
-def write_response(chat: Chat, reply: Reply, *, response_id: str, created: int) -> bytes:
+def write_response(
+    chat: Chat, replies: Sequence[Reply], *, response_id: str, created: int
+) -> bytes:
     """Write a whole response."""
-    choice = {
-        "index": 0,
-        "message": _message(reply.message),
-        "logprobs": None,
-        "finish_reason": reply.finish_reason,
-    }
+    choices = [
+        {
+            "index": index,
+            "message": _message(reply.message),
+            "logprobs": None,
+            "finish_reason": reply.finish_reason,
+        }
+        for index, reply in enumerate(replies)
+    ]
     return orjson.dumps(
         {
             "id": response_id,
             "object": "chat.completion",
             "created": created,
             "model": chat.model,
-            "choices": [choice],
-            "usage": _usage(reply.usage),
+            "choices": choices,
+            "usage": _usage(Usage.of_choices([reply.usage for reply in replies])),
         }
     )
 
@@ -86,7 +99,8 @@ def write_error(error: PolarError) -> tuple[int, bytes]:
 class ChunkEncoder:
     """Encodes one reply as `chat.completion.chunk` events."""
 
-    def __init__(self, chat: Chat, *, response_id: str, created: int) -> None:
+    def __init__(self, chat: Chat, *, response_id: str, created: int, index: int = 0) -> None:
+        self._index = index
         self._include_usage = chat.include_usage
         self._head = {
             "id": response_id,
@@ -109,22 +123,49 @@ class ChunkEncoder:
 
     def end(self, reply: Reply) -> bytes:
         """Encode the finish reason, the usage if it was asked for, and the terminal event."""
-        last = self._chunk({}, finish_reason=reply.finish_reason)
+        return self.finish(reply) + self.close(reply.usage)
+
+    def finish(self, reply: Reply) -> bytes:
+        """Encode the finish reason."""
+        return self._chunk({}, finish_reason=reply.finish_reason)
+
+    def close(self, usage: Usage) -> bytes:
+        """Encode the usage if it was asked for, and the terminal event."""
         if not self._include_usage:
-            return last + DONE
-        usage = data_event({**self._head, "choices": [], "usage": _usage(reply.usage)})
-        return last + usage + DONE
+            return DONE
+        return data_event({**self._head, "choices": [], "usage": _usage(usage)}) + DONE
 
     def error(self, error: PolarError) -> bytes:
         """Encode an error event."""
         return data_event(_error(error)[1])
 
     def _chunk(self, delta: dict[str, Any], *, finish_reason: str | None = None) -> bytes:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+        choice = {
+            "index": self._index,
+            "delta": delta,
+            "logprobs": None,
+            "finish_reason": finish_reason,
+        }
         chunk = {**self._head, "choices": [choice]}
         if self._include_usage:
             chunk["usage"] = None
         return data_event(chunk)
+
+
+class ChoicesEncoder:
+    """Encodes several replies, told apart by their index."""
+
+    def __init__(self, chat: Chat, *, response_id: str, created: int) -> None:
+        self.each = tuple(
+            ChunkEncoder(chat, response_id=response_id, created=created, index=index)
+            for index in range(chat.choices)
+        )
+
+    def end(self, replies: Sequence[Reply]) -> bytes:
+        """Encode each finish reason, the usage of all, and the terminal event."""
+        pairs = zip(self.each, replies, strict=True)
+        finished = b"".join(encoder.finish(reply) for encoder, reply in pairs)
+        return finished + self.each[0].close(Usage.of_choices([reply.usage for reply in replies]))
 
 
 def _model(model: str, created: int) -> dict[str, Any]:

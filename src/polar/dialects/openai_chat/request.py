@@ -17,6 +17,7 @@ _READ = frozenset(
         "max_tokens",
         "messages",
         "model",
+        "n",
         "parallel_tool_calls",
         "seed",
         "stop",
@@ -45,7 +46,6 @@ _WITHOUT_EFFECT = frozenset(
 """Accounting, caching and hints: they ask for nothing that would change what is sampled."""
 
 _ONLY: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
     "logprobs": (False,),
     "top_logprobs": (0,),
     "presence_penalty": (0,),
@@ -57,6 +57,9 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     "function_call": ("none", "auto"),
 }
 """Fields that are taken only with a value that changes nothing."""
+
+_MOST_CHOICES = 128
+"""As many as OpenAI gives."""
 
 _MESSAGE = frozenset(
     {
@@ -116,6 +119,7 @@ def parse_chat(body: bytes, earlier: Earlier[Message]) -> Chat:
         stream=fields.flag("stream"),
         include_usage=options is not None and options.flag("include_usage"),
         parallel_tool_calls=fields.flag("parallel_tool_calls", absent=True),
+        choices=fields.integer("n", least=1, most=_MOST_CHOICES) or 1,
         forced=forced,
         calls_flow=True,
     )
