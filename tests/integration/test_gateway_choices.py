@@ -91,7 +91,7 @@ async def test_the_engines_own_record_of_a_forced_call_is_that_of_the_journal(tm
         engine = TapedEngine(ByteEngine(REST, "done"), tmp_path / "tape")
         gateway = Gateway(engine, ByteRenderer(), setup.journal)
         async with gateway.serve() as address, client_of("openai_chat", address.url) as client:
-            gateway.open(session, SessionPolicy())
+            await gateway.open(session, SessionPolicy())
             turn = await client.ask(session.key, client.said("go"), stream=False, must=NAME)
             results = client.results([(turn.calls[0], "seen", False)])
             history = [*client.said("go"), *turn.items, *results]
@@ -156,9 +156,9 @@ async def test_the_only_tool_there_is_is_named_for_the_model(tmp_path, tools):
     assert call.opening_tokens == len(opening(None if tools[1:] else "look"))
 
 
-async def test_a_forced_call_that_is_cut_short_is_the_text_that_it_is(tmp_path):
+async def test_a_forced_call_that_is_cut_short_is_the_text_where_calls_are_given_whole(tmp_path):
     async with serving(tmp_path, REST) as setup:
-        session = await setup.open()
+        session = await setup.open(SessionPolicy(whole_calls=True))
         async with setup.client(session) as client:
             body = ask("hi", tools=TOOLS, tool_choice=LOOK, max_tokens=5)
             reply = await client.chat.completions.create(**body)
@@ -166,6 +166,22 @@ async def test_a_forced_call_that_is_cut_short_is_the_text_that_it_is(tmp_path):
             await client.chat.completions.create(**ask("hi", content, "go on", tools=TOOLS))
         first, second = await setup.journal.calls(session.id)
     assert (content, reply.choices[0].finish_reason) == (call_opening("look") + ' {"at', "length")
+    assert (second.parent_id, second.fork_reason) == (first.id, None)
+
+
+async def test_a_forced_call_that_is_cut_short_keeps_arguments_that_are_no_object(tmp_path):
+    async with serving(tmp_path, REST) as setup:
+        session = await setup.open()
+        async with setup.client(session) as client:
+            body = ask("hi", tools=TOOLS, tool_choice=LOOK, max_tokens=5)
+            (choice,) = (await client.chat.completions.create(**body)).choices
+            (call,) = choice.message.tool_calls
+            told = choice.message.model_dump(exclude_none=True)
+            result = {"role": "tool", "tool_call_id": call.id, "content": "no JSON"}
+            body["messages"] += [told, result]
+            await client.chat.completions.create(**body)
+        first, second = await setup.journal.calls(session.id)
+    assert (call.function.arguments, choice.finish_reason) == ('{"at', "length")
     assert (second.parent_id, second.fork_reason) == (first.id, None)
 
 
@@ -208,7 +224,7 @@ async def test_where_a_call_cannot_be_begun_it_is_refused_by_name(
         session = await setup.open()
         gateway = Gateway(engine(), renderer(), setup.journal)
         async with gateway.serve() as address:
-            gateway.open(session, SessionPolicy())
+            await gateway.open(session, SessionPolicy())
             client = openai.AsyncOpenAI(
                 base_url=f"{address.url}/v1",
                 api_key=session.key,
