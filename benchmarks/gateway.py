@@ -11,12 +11,14 @@ does `relay`, a gateway that does nothing else: what it takes no gateway in Pyth
     python benchmarks/gateway.py --install            # each peer into an environment of its own
     python benchmarks/gateway.py --model MODEL        # all parts, about 30 minutes
     python benchmarks/gateway.py --parts latency --servers direct polar --clients 1
+    python benchmarks/gateway.py --parts latency --servers direct polar polar-2   # with 2 workers
 
 Lines of JSON go to standard error (and to `--output`), tables to standard output.
 """
 
 import argparse
 import asyncio
+import re
 import sys
 import tempfile
 from contextlib import ExitStack
@@ -37,6 +39,7 @@ from polar.rendering import load_renderer
 
 PARTS = ("latency", "stream", "session", "memory", "storage")
 OPENINGS = ("shared", "distinct")
+POLAR = re.compile(r"polar(-\d+)?")
 
 
 def read_arguments() -> argparse.Namespace:
@@ -74,8 +77,9 @@ def start(
     servers: list[Server] = [engine] if "direct" in arguments.servers else []
     if "relay" in arguments.servers:
         servers.append(started(Relay(folder / "relay", engine.url, arguments.prompt_tokens[0])))
-    if "polar" in arguments.servers:
-        servers.append(started(Polar(folder / "polar", engine.url, model)))
+    for name in filter(POLAR.fullmatch, arguments.servers):
+        workers = int(name.partition("-")[2] or 0)
+        servers.append(started(Polar(folder / name, engine.url, model, workers)))
     wanted = [name for name in peers.PEERS if name in arguments.servers]
     found, absent = start_peers(
         wanted, engine_url=engine.url, folder=folder, installed=arguments.peers
@@ -119,7 +123,7 @@ async def run(
     if "memory" in arguments.parts:
         turns = material.turns(arguments.prompt_tokens[0], count=arguments.turns)
         for server in gateways:
-            share = 1 if server.name == "polar" else 10
+            share = 1 if POLAR.fullmatch(server.name) else 10
             calls = arguments.memory_calls // share
             await parts.measure_memory(record, server, turns, calls=calls, clients=8)
         columns = ["target", "calls", "start_mb", "middle_mb", "end_mb", "slope_mb_per_1000_calls"]

@@ -129,7 +129,7 @@ async def converse(
     request = {"model": MODEL, "max_tokens": turns.max_tokens, "messages": messages}
     if turns.stream:
         request["stream"] = True
-    connection = await Connection.open(url)
+    connection = await Connection.open(entrance.url or url)
     answers = []
     try:
         while len(answers) < turns.count and time.perf_counter() < until:

@@ -30,6 +30,8 @@ class Entrance:
     path: str
     headers: tuple[tuple[str, str], ...] = ()
     key: str = ""
+    url: str | None = None
+    """Where this session is served, if not where the server is."""
 
 
 class Process:
@@ -143,16 +145,17 @@ class Relay(Server):
 
 
 class Polar(Server):
-    name = "polar"
+    """Polar's gateway, in one process or in several: `polar`, `polar-2`."""
 
-    def __init__(self, folder: Path, engine_url: str, model: str) -> None:
-        command = [sys.executable, HERE / "polar_server.py", model, engine_url, folder]
-        self.process = Process(command, folder, piped=True)
+    def __init__(self, folder: Path, engine_url: str, model: str, workers: int = 0) -> None:
+        self.name = f"polar-{workers}" if workers else "polar"
+        script = [HERE / "polar_server.py", model, engine_url, folder, "--workers", workers]
+        self.process = Process([sys.executable, *script], folder, piped=True)
         self.url = self.process.ask()["url"]
 
     def enter(self, count: int) -> list[Entrance]:
-        keys = self.process.ask({"open": count})
-        return [Entrance(f"/s/{key}{_CHAT}", key=key) for key in keys]
+        opened = self.process.ask({"open": count})
+        return [Entrance(f"/s/{key}{_CHAT}", key=key, url=url) for key, url in opened]
 
     def leave(self, entrances: list[Entrance]) -> None:
         self.process.ask({"close": [entrance.key for entrance in entrances]})

@@ -44,7 +44,8 @@ class Welcome:
     """Written by the run's own process, read here."""
     cache_mb: int
     """Memory for earlier calls, which later ones are stored as deltas on."""
-    tape: Path
+    tape: Path | None
+    """Absent: what the engine samples is not taped."""
     weights: KnownWeights
 
 
@@ -90,10 +91,10 @@ async def _start(
     engine = welcome.make_engine()
     engine.follow(link.tell)
     await engine.hear(welcome.weights)
-    taped = TapedEngine(engine, welcome.tape)
-    stack.push_async_callback(taped.aclose)
+    sampled = engine if welcome.tape is None else TapedEngine(engine, welcome.tape)
+    stack.push_async_callback(sampled.aclose)
     gateway = Gateway(
-        taped,
+        sampled,
         await asyncio.to_thread(welcome.make_renderer),
         ForwardedRecords(link.ask, welcome.journal, welcome.cache_mb),
         welcome.settings,

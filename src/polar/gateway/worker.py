@@ -56,7 +56,7 @@ class Worker:
             case Stop():
                 self.stopped.set()
             case _:
-                raise GatewayError(f"a worker knows no message {message!r}")
+                raise GatewayError(f"a worker knows no message {type(message).__name__}")
         return None
 
 

@@ -144,9 +144,11 @@ class Workers:
                 for place, started in zip(self._places, first, strict=True)
             ]
             await asyncio.gather(*first)
-            yield
-            while self._open:  # others may be closing theirs at the same time
-                await self.close(next(iter(self._open)))
+            try:
+                yield
+            finally:
+                while self._open:  # others may be closing theirs at the same time
+                    await self.close(next(iter(self._open)))
         finally:
             for task in keeping:
                 task.cancel()
