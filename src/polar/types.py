@@ -172,6 +172,8 @@ class Chat:
     """Whether a later request may continue from the response to this one."""
     instructed: bool = False
     """Whether the first message holds for this request alone, and is never continued."""
+    told: Mapping[str, Any] = field(default_factory=_empty, compare=False)
+    """Fields of the request that its response repeats as they are; they change nothing else."""
     compacts: Literal["reply", "conversation"] | None = None
     """What the reply, which is a summary of the conversation, is given as: by itself, or as the
     end of a conversation that is to replace this one. Absent: it is no summary."""
@@ -187,6 +189,8 @@ class Usage:
     prompt_tokens: int
     sampled_tokens: int
     cached_tokens: int = 0
+    reasoning_tokens: int = 0
+    """Of the sampled ones, those up to the end of the reasoning; 0 where that cannot be told."""
 
     @classmethod
     def of_choices(cls, each: Sequence[Usage]) -> Usage:
@@ -195,6 +199,7 @@ class Usage:
             prompt_tokens=each[0].prompt_tokens,
             sampled_tokens=sum(usage.sampled_tokens for usage in each),
             cached_tokens=each[0].cached_tokens,
+            reasoning_tokens=sum(usage.reasoning_tokens for usage in each),
         )
 
 

@@ -101,6 +101,56 @@ async def test_instructions_hold_for_one_response_and_other_messages_go_on(tmp_p
         assert [call.messages[-1].content for call in (second, third)] == ["and", "or"]
 
 
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_response_repeats_what_was_asked_for(tmp_path, streams):
+    asked = {
+        "input": "go",
+        "instructions": "be good",
+        "max_output_tokens": 50,
+        "max_tool_calls": 3,
+        "metadata": {"run": "7"},
+        "parallel_tool_calls": False,
+        "prompt_cache_key": "k",
+        "reasoning": {"effort": "high"},
+        "safety_identifier": "u",
+        "store": False,
+        "temperature": 0.5,
+        "text": {"verbosity": "low"},
+        "tool_choice": {"type": "function", "name": "bash"},
+        "tools": TOOLS[:1],
+        "top_p": 0.9,
+    }
+    async with serving(tmp_path, " {}}") as setup:
+        session = await setup.open()
+        async with setup.client(session) as client:
+            reply = (
+                await stream(client, **asked)
+                if streams
+                else await client.responses.create(model="m", **asked)
+            )
+    told = reply.to_dict()
+    changed = {
+        "reasoning": {"effort": "high", "summary": None},
+        "text": {"format": {"type": "text"}, "verbosity": "low"},
+    }
+    for name in asked.keys() - {"input", "tools"}:
+        assert told[name] == changed.get(name, asked[name]), name
+    assert [tool["name"] for tool in told["tools"]] == ["bash"]
+
+
+async def test_the_reasoning_in_a_reply_is_counted_in_sampled_tokens(tmp_path):
+    thought = "<think>\nso é</think>"
+    scripts = thought + "\n\nyes", "no thought", ["<think>cut off"]
+    async with serving(tmp_path, *scripts) as setup:
+        session = await setup.open()
+        async with setup.client(session) as client:
+            counted = []
+            for _ in scripts:
+                reply = await client.responses.create(model="m", input="go", max_output_tokens=50)
+                counted.append(reply.usage.output_tokens_details.reasoning_tokens)
+    assert counted == [len(thought.encode()), 0, len("<think>cut off") + 1]
+
+
 async def test_a_response_can_be_continued_twice(tmp_path):
     async with serving(tmp_path, "root", "left", "right") as setup:
         session = await setup.open()

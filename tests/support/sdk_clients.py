@@ -227,7 +227,7 @@ class GoogleClient:
             "".join(part.text or "" for part in parts if not part.thought),
             "".join(part.text or "" for part in parts if part.thought),
             [(call.id, call.name, call.args) for call in calls],
-            (usage.prompt_token_count, usage.candidates_token_count),
+            (usage.prompt_token_count, usage.candidates_token_count + usage.thoughts_token_count),
             finish.value,
             [types.Content(role="model", parts=self._kept(parts))],
         )

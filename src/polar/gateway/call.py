@@ -27,6 +27,7 @@ from polar.errors import (
 from polar.gateway.assembly import Assembled, Assembly
 from polar.gateway.feed import Feed
 from polar.gateway.pauses import Pauses
+from polar.gateway.reasoning import reasoning_tokens
 from polar.rendering.base import Prepared
 from polar.store.base import CallRecords
 from polar.types import (
@@ -38,6 +39,7 @@ from polar.types import (
     Delta,
     FinishReason,
     IntArray,
+    Message,
     Reply,
     Sampling,
     Sent,
@@ -58,6 +60,7 @@ class CallEnvironment:
     engine: Engine
     journal: CallRecords
     pauses: Pauses
+    decode: Callable[[Sequence[int]], str]
     clock: Callable[[], float]
     engine_timeout_s: float
     pause_timeout_s: float
@@ -306,13 +309,19 @@ class RunningCall:
         self._listeners.on_recorded(call, assembled)
         if isinstance(ending, PolarError):
             return ending
-        return Reply(assembled.given, call.finish_reason, self._usage(call), assembled.stop_string)
+        usage = self._usage(call, assembled.sampled)
+        return Reply(assembled.given, call.finish_reason, usage, assembled.stop_string)
 
-    def _usage(self, call: Call) -> Usage:
+    def _usage(self, call: Call, sampled: Message) -> Usage:
         told = self._chunks[-1].usage if self._chunks else None
         if told is not None:
             return told
-        return Usage(len(call.prompt_ids), len(call.sampled_ids), self._cached_tokens())
+        return Usage(
+            len(call.prompt_ids),
+            len(call.sampled_ids),
+            self._cached_tokens(),
+            reasoning_tokens(call.sampled_ids, sampled, self._environment.decode),
+        )
 
     def _finish_reason(
         self, ending: FinishReason | PolarError, assembled: Assembled

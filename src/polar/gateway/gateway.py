@@ -75,6 +75,7 @@ class Gateway:
             engine=engine,
             journal=journal,
             pauses=self._pauses,
+            decode=renderer.decode,
             clock=clock,
             engine_timeout_s=self._settings.engine_timeout_s,
             pause_timeout_s=self._settings.pause_timeout_s,

@@ -50,7 +50,9 @@ def replies(draw, arguments=arguments):
     message = Message("assistant", draw(texts), draw(st.none() | texts.filter(bool)), calls)
     finish_reason = draw(st.sampled_from(["tool_calls", "length"] if calls else ["stop", "length"]))
     counts = st.integers(0, 9999)
-    return Reply(message, finish_reason, Usage(draw(counts), draw(counts), draw(counts)))
+    sampled = draw(counts)
+    thought = draw(st.integers(0, sampled))
+    return Reply(message, finish_reason, Usage(draw(counts), sampled, draw(counts), thought))
 
 
 class Playback(httpx.BaseTransport):
@@ -193,7 +195,8 @@ def test_a_reply_is_to_the_client_what_was_sampled(reply):
     assert seen["finish"] == expected
     assert seen["usage"] == {
         "prompt_token_count": usage.prompt_tokens,
-        "candidates_token_count": usage.sampled_tokens,
+        "candidates_token_count": usage.sampled_tokens - usage.reasoning_tokens,
+        "thoughts_token_count": usage.reasoning_tokens,
         "cached_content_token_count": usage.cached_tokens,
         "total_token_count": usage.prompt_tokens + usage.sampled_tokens,
     }

@@ -31,7 +31,9 @@ def replies(draw):
     message = Message("assistant", draw(texts), draw(st.none() | texts.filter(bool)), calls)
     finish_reason = "tool_calls" if calls else draw(st.sampled_from(["stop", "length"]))
     counts = st.integers(0, 9999)
-    return Reply(message, finish_reason, Usage(draw(counts), draw(counts), draw(counts)))
+    sampled = draw(counts)
+    thought = draw(st.integers(0, sampled))
+    return Reply(message, finish_reason, Usage(draw(counts), sampled, draw(counts), thought))
 
 
 def client(body: bytes, content_type="application/json", status=200, **headers) -> openai.OpenAI:

@@ -66,7 +66,9 @@ def replies(draw):
     message = Message("assistant", draw(texts), draw(st.none() | texts.filter(bool)), calls)
     finish_reason = draw(st.sampled_from(["tool_calls" if calls else "stop", "length"]))
     counts = st.integers(0, 9999)
-    return Reply(message, finish_reason, Usage(draw(counts), draw(counts), draw(counts)))
+    sampled = draw(counts)
+    thought = draw(st.integers(0, sampled))
+    return Reply(message, finish_reason, Usage(draw(counts), sampled, draw(counts), thought))
 
 
 def client(body: bytes, content_type="application/json", status=200) -> openai.OpenAI:
@@ -167,6 +169,7 @@ def test_a_whole_reply_and_its_stream_are_the_same_to_the_client(data):
     assert given_calls(ours) == list(expected_calls(reply.message))
     assert ours.usage.input_tokens == reply.usage.prompt_tokens
     assert ours.usage.output_tokens == reply.usage.sampled_tokens
+    assert ours.usage.output_tokens_details.reasoning_tokens == reply.usage.reasoning_tokens
     assert ours.usage.input_tokens_details.cached_tokens == reply.usage.cached_tokens
 
 

@@ -32,6 +32,9 @@ def parse_all(*items):
     return parse(list(items)).messages
 
 
+CONTENT = "input[0].content[0].x"
+
+
 def user(text):
     return {"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}
 
@@ -356,6 +359,7 @@ def test_a_prompts_length_can_be_asked_without_a_model():
         ("tool_choice", {"type": "file_search"}, "tool_choice.type"),
         ("parallel_tool_calls", "no", "parallel_tool_calls"),
         ("store", "no", "store"),
+        ("metadata", "x", "metadata"),
         ("previous_response_id", 3, "previous_response_id"),
         ("instructions", ["x"], "instructions"),
         ("temperature", 3, "temperature"),
@@ -409,12 +413,36 @@ def test_what_is_wrong_or_would_change_the_sampling_is_refused_by_name(field, va
         ({"type": "web_search_call", "id": "ws_1"}, "input[0].type"),
         ({"type": "local_shell_call"}, "input[0].type"),
         ({"type": "additional_tools", "tools": [{"type": "mcp"}]}, "input[0].tools[0].type"),
+        ({**user("hi"), "weight": 1}, "input[0].weight"),
+        ({**user("hi"), "content": [{"type": "input_text", "text": "a", "x": 1}]}, CONTENT),
+        ({"type": "reasoning", "summary": [], "x": 1}, "input[0].x"),
+        ({**called("c", "f"), "async": True}, "input[0].async"),
+        ({**called("c", "f"), "caller": {"type": "program"}}, "input[0].caller"),
+        ({**answered("c", "x"), "is_error": True}, "input[0].is_error"),
     ],
 )
 def test_a_wrong_item_is_refused_where_it_is_wrong(item, where):
     with pytest.raises(BadRequest) as caught:
         parse([item, user("hi")])
     assert caught.value.where == where
+
+
+def test_marks_on_items_and_tools_that_change_nothing_are_taken():
+    marks = {"id": "x_1", "status": "completed", "phase": None, "created_by": "me"}
+    direct = {"caller": {"type": "direct"}, "async": False}
+    items = [user("hi"), called("c", "shell"), answered("c", "x")]
+    marked = [
+        {**items[0], **marks},
+        {**items[1], **marks, **direct},
+        {**items[2], **marks, **direct, "name": "shell"},
+    ]
+    assert parse_all(*marked) == parse_all(*items)
+    tool = {**FUNCTION, "strict": True, "defer_loading": True, "allowed_callers": ["direct"]}
+    assert parse(tools=[tool]).tools == parse(tools=[FUNCTION]).tools
+
+
+def test_what_a_response_repeats_makes_no_other_request():
+    assert parse(metadata={"a": "b"}, user="u") == parse(metadata={"a": "c"})
 
 
 def test_images_are_refused_in_plain_words():
@@ -438,6 +466,15 @@ def test_images_are_refused_in_plain_words():
             {"type": "custom", "name": "f", "format": {"type": "grammar", "syntax": "lark"}},
             "tools[0].format.definition",
         ),
+        ({"type": "function", "name": "f", "x": 1}, "tools[0].x"),
+        ({"type": "function", "name": "f", "async": True}, "tools[0].async"),
+        (
+            {"type": "function", "name": "f", "allowed_callers": ["programmatic"]},
+            "tools[0].allowed_callers",
+        ),
+        ({"type": "function", "name": "f", "format": {"type": "text"}}, "tools[0].format"),
+        ({"type": "custom", "name": "f", "format": {"type": "text", "x": 1}}, "tools[0].format.x"),
+        ({"type": "namespace", "name": "n", "tools": [], "x": 1}, "tools[0].x"),
         ({"type": "namespace", "tools": []}, "tools[0].name"),
         (
             {"type": "namespace", "name": "n", "tools": [{"type": "namespace"}]},

@@ -271,7 +271,8 @@ def _signature(text: str) -> str:
 def _usage(usage: Usage) -> dict[str, int]:
     return {
         "promptTokenCount": usage.prompt_tokens,
-        "candidatesTokenCount": usage.sampled_tokens,
+        "candidatesTokenCount": usage.sampled_tokens - usage.reasoning_tokens,
+        "thoughtsTokenCount": usage.reasoning_tokens,
         "cachedContentTokenCount": usage.cached_tokens,
         "totalTokenCount": usage.prompt_tokens + usage.sampled_tokens,
     }

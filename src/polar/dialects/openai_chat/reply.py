@@ -213,6 +213,7 @@ def _usage(usage: Usage) -> dict[str, Any]:
         "completion_tokens": usage.sampled_tokens,
         "total_tokens": usage.prompt_tokens + usage.sampled_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
     }
 
 

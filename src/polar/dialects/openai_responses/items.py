@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter
+from typing import Any
 
 from polar.dialects.earlier import Earlier
 from polar.dialects.fields import Fields, refuse
@@ -27,6 +28,25 @@ _TEXT_PARTS = {
     "refusal": "refusal",
 }
 """Type of a content part -> the field that has its text."""
+
+
+_FIELDS: dict[str, frozenset[str]] = {
+    "message": frozenset({"content", "role"}),
+    "reasoning": frozenset({"content", "encrypted_content", "summary"}),
+    "function_call": frozenset({"arguments", "call_id", "name", "namespace"}),
+    "custom_tool_call": frozenset({"call_id", "input", "name", "namespace"}),
+    "function_call_output": frozenset({"call_id", "output"}),
+    "custom_tool_call_output": frozenset({"call_id", "output"}),
+    **dict.fromkeys(COMPACTED, frozenset({"encrypted_content"})),
+    TRIGGER: frozenset(),
+    DECLARES_TOOLS: frozenset({"role", "tools"}),
+}
+"""Type of an item -> the fields it has besides its type and id."""
+_WITHOUT_EFFECT = frozenset({"created_by", "phase", "provider_data", "status"})
+"""Marks of who made an item and how far it was; the name of a call stands beside its result."""
+_RESULT_WITHOUT_EFFECT = _WITHOUT_EFFECT | {"name", "namespace"}
+_ONLY: dict[str, tuple[Any, ...]] = {"async": (False,), "caller": ({"type": "direct"},)}
+_PART_WITHOUT_EFFECT = frozenset({"annotations", "logprobs", "prompt_cache_breakpoint"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +145,9 @@ _REASONING, _MESSAGE, _CALL = range(3)
 
 def _add(history: list[Message | _Turn], item: Fields) -> None:
     kind = item.text("type") or "message"
+    if kind in _FIELDS:
+        free = _RESULT_WITHOUT_EFFECT if kind.endswith("_output") else _WITHOUT_EFFECT
+        item.refuse_others(_FIELDS[kind] | {"type", "id"}, without_effect=free, only=_ONLY)
     if kind == DECLARES_TOOLS:
         return
     if kind in COMPACTED:
@@ -196,13 +219,14 @@ def _part(part: Fields) -> str:
         raise refuse(
             f"content of type '{kind}' is not supported: only text", where=part.path("type")
         )
+    part.refuse_others({"type", _TEXT_PARTS[kind]}, without_effect=_PART_WITHOUT_EFFECT)
     return part.required_text(_TEXT_PARTS[kind])
 
 
 def _reasoning(item: Fields) -> str:
     """Read the reasoning as it was sampled, or a summary of it where there is nothing else."""
-    content = "".join(part.required_text("text") for part in item.objects("content"))
-    summary = "\n\n".join(part.required_text("text") for part in item.objects("summary"))
+    content = "".join(map(_thought, item.objects("content")))
+    summary = "\n\n".join(map(_thought, item.objects("summary")))
     if not content and not summary and item.text("encrypted_content"):
         raise refuse(
             "reasoning that another provider has encrypted cannot be read",
@@ -210,6 +234,11 @@ def _reasoning(item: Fields) -> str:
             fix="Begin a new conversation.",
         )
     return content or summary
+
+
+def _thought(part: Fields) -> str:
+    part.refuse_others({"type", "text"})
+    return part.required_text("text")
 
 
 def _function_call(item: Fields) -> ToolCall:

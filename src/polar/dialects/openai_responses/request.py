@@ -60,6 +60,25 @@ _ONLY: dict[str, tuple[Any, ...]] = {
 }
 """Fields that are taken only with a value that changes nothing."""
 
+_TOLD = (
+    "instructions",
+    "max_tool_calls",
+    "metadata",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "reasoning",
+    "safety_identifier",
+    "text",
+    "tool_choice",
+    "user",
+)
+"""Fields that a response repeats as they were; what was sampled by is told from the request."""
+
+_ABSENT: dict[str, dict[str, Any]] = {
+    "reasoning": {"effort": None, "summary": None},
+    "text": {"format": {"type": "text"}},
+}
+
 _LOGPROBS = "message.output_text.logprobs"
 
 
@@ -98,8 +117,19 @@ def parse_chat(body: bytes, params: Mapping[str, str], earlier: Earlier[Said]) -
         continues=fields.text("previous_response_id"),
         stored=fields.flag("store", absent=True) and compacts is None,
         instructed=bool(system),
+        told=_told(fields),
         compacts=compacts,
     )
+
+
+def _told(fields: Fields) -> dict[str, Any]:
+    """Read what a response repeats, with what is left out of a request's `text` and `reasoning`."""
+    fields.object("metadata")
+    told = {name: fields.raw(name) for name in _TOLD if fields.raw(name) is not None}
+    for name, absent in _ABSENT.items():
+        if fields.object(name) is not None:
+            told[name] = absent | told[name]
+    return told
 
 
 def _compacts(

@@ -39,6 +39,15 @@ provider's own (`file_search`, `code_interpreter`, `mcp`, `local_shell`, ...) ar
 relies on, so they are refused by name.
 """
 
+_FIELDS = {
+    "function": frozenset({"type", "name", "description", "parameters"}),
+    "custom": frozenset({"type", "name", "description", "format"}),
+}
+_WITHOUT_EFFECT = frozenset({"defer_loading", "output_schema", "strict"})
+"""Promises about arguments and results, which are left to the model and the tool; and whether a
+search has to find the tool first, for which there is none here: it is offered at once."""
+_ONLY: dict[str, tuple[Any, ...]] = {"allowed_callers": (["direct"],), "async": (False,)}
+
 _FREEFORM_PARAMETERS = {
     "type": "object",
     "properties": {"input": {"type": "string"}},
@@ -151,6 +160,7 @@ def _read(fields: Fields) -> list[ToolSpec]:
 
 def _namespace(fields: Fields) -> list[ToolSpec]:
     """Read the tools of a namespace; the first one's description tells about all of them."""
+    fields.refuse_others({"type", "name", "description", "tools"})
     name = fields.required_text("name")
     about = fields.text("description")
     tools = [_callable(nested, namespace=name) for nested in fields.objects("tools")]
@@ -169,6 +179,7 @@ def _callable(fields: Fields, *, namespace: str | None = None) -> ToolSpec:
     kind = fields.required_text("type")
     if kind not in ("function", "custom"):
         raise refuse(f"tools of type '{kind}' are not supported", where=fields.path("type"))
+    fields.refuse_others(_FIELDS[kind], without_effect=_WITHOUT_EFFECT, only=_ONLY)
     freeform = kind == "custom"
     return ToolSpec(
         name=model_name(fields.required_text("name"), namespace),
@@ -192,7 +203,10 @@ def _freeform_description(fields: Fields) -> str:
     """Read a freeform tool's description; the grammar of its input is told, not enforced."""
     description = fields.text("description") or ""
     form = fields.object("format")
-    if form is None or form.raw("type") == "text":
+    if form is None:
+        return description
+    form.refuse_others({"type", "syntax", "definition"})
+    if form.raw("type") == "text":
         return description
     if form.raw("type") != "grammar":
         raise refuse("expected the type 'text' or 'grammar'", where=form.path("type"))
