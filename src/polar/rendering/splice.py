@@ -124,6 +124,7 @@ class SessionSplicer:
         self._renderer = renderer
         self._roots: dict[bytes, _Node] = {}
         self._records: dict[CallId, _Record] = {}
+        self._issued: set[str] = set()
         self._ends: dict[CallId, _Node] = {}
         self._depths: dict[CallId, int] = {}
         self._contexts: OrderedDict[CallId, IntArray] = OrderedDict()
@@ -190,6 +191,7 @@ class SessionSplicer:
             opening=call.opening_tokens,
         )
         self._records[call.id] = record
+        self._issued.update(record.tool_call_ids)
         self._keep_context(call)
         tools = _tools_key(call.tools)
         node, depth = self._start(call, parent, tools)
@@ -285,7 +287,13 @@ class SessionSplicer:
             (number for number, message in enumerate(chat.messages) if message.role != "system"),
             len(chat.messages),
         )
-        return "edited_message" if matched > opening else "new_conversation"
+        known = matched >= opening and own in self._roots and self._has_our_calls(chat.messages)
+        return "edited_message" if known or matched > opening else "new_conversation"
+
+    def _has_our_calls(self, messages: Sequence[Message]) -> bool:
+        """Say whether turns have tool-call ids that were made here, in whatever they follow."""
+        calls = (call for message in messages for call in message.tool_calls)
+        return any(call.id in self._issued for call in calls)
 
     def _extended(self, chat: Chat, parent: _Record, depth: int) -> Prepared:
         new = chat.messages[depth:]

@@ -258,6 +258,27 @@ def test_another_conversation_is_told_apart_from_an_edited_one(gateway, first):
     assert how(gateway.ask(shortened)) == (None, "edited_message")
 
 
+def test_an_edit_of_the_first_message_of_the_user_is_no_new_conversation(gateway, first):
+    """Claude Code puts a reminder into it, and it stays there."""
+    gateway.ask([*START, first.reply, result(first)])
+    reminded = Message("user", "What is here? <system-reminder>Say something.</system-reminder>")
+    edited = gateway.ask([START[0], reminded, first.reply, result(first)])
+    assert how(edited) == (None, "edited_message")
+    assert extends(
+        gateway.ask([START[0], reminded, first.reply, result(first), edited.reply]), edited
+    )
+
+
+def test_the_same_turns_under_other_instructions_are_a_new_conversation(gateway, first):
+    turns = [first.reply, result(first)]
+    other = Message("system", "Extract what is worth remembering.")
+    assert how(gateway.ask([other, START[1], *turns])) == (None, "new_conversation")
+    written = ToolCall("call_of_theirs", "bash", '{"command": "ls"}')
+    theirs = Message("assistant", "", tool_calls=(written,))
+    begun = [START[0], Message("user", "Do something else."), theirs, *turns[1:]]
+    assert how(gateway.ask(begun)) == (None, "new_conversation")
+
+
 def test_a_reply_cut_by_length_is_closed_and_extended(gateway):
     first = gateway.ask(START, "The answer", finish="length", ended=False)
     second = gateway.ask([*START, first.reply, Message("user", "Go on.")])
