@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from polar.errors import BadRequest
 from polar.rendering.base import IncrementalParser
+from polar.rendering.bytelevel import ByteDecoder
 from polar.rendering.function_form import call_fields, tool_fields
 from polar.rendering.hermes import call_opening, parse_call
 from polar.rendering.parsing import HermesParser
+from polar.rendering.sections import PROBE, SectionParser
 from polar.rendering.tokenizer import Tokenizer, decoder_of, encode, fingerprint
 from polar.types import (
     Delta,
@@ -30,6 +33,25 @@ _REPLY = "Polar probe: reply"
 _HERMES_FAMILIES = frozenset({"qwen3"})
 """Families whose replies are of the Hermes form, so that they can be parsed as they stream."""
 
+_OPENERS = {
+    "deepseek-v3": "<",
+    "glm-4.5": "",
+    "glm-5": "",
+    "glm-5.1": "",
+    "glm-5.3": "",
+    "llama-3": "{",
+    "minimax-m2": "",
+    "nemotron-3": "",
+    "nemotron-3-ultra": "",
+    "nemotron-3.5": "",
+    "qwen3-vl": "",
+    "qwen3.5": "",
+    "qwen3.6": "",
+    "qwen3.8": "",
+}
+"""Families whose text flows before a reply is whole -> with what content begins that may prove to
+be no content: a tool call, or reasoning, that no added token opens."""
+
 
 class FamilyRenderer:
     """Wraps a renderer of the `renderers` package."""
@@ -48,6 +70,11 @@ class FamilyRenderer:
         self._renderer: Any = create_renderer(tokenizer, config_from_name(family))
         self._stops = tuple(self._renderer.get_stop_token_ids())
         self._fingerprint = fingerprint(tokenizer)
+        self._marks = frozenset(map(int, tokenizer.added_tokens_decoder))
+        self._probe = encode(tokenizer, PROBE)
+        # Elsewhere the text of ids depends on what stands before them.
+        bytewise = isinstance(self._decode, ByteDecoder)
+        self._openers = _OPENERS.get(family) if bytewise else None
         self._prompt = self.render([Message("user", "Polar probe")], ())
         """Any prompt: its end tells the parser whether the reply starts inside reasoning."""
 
@@ -138,11 +165,21 @@ class FamilyRenderer:
                 starts_thinking=self.decode(self._prompt).rstrip().endswith("<think>"),
                 calls_flow=calls_flow,
             )
-        native = [tool_fields(tool) for tool in tools] or None
-        return WholeReplyParser(
-            lambda ids: self._renderer.parse_response(ids, tools=native, prompt_ids=self._prompt),
-            self.decode,
-            new_tool_call_id,
+        parse = partial(
+            self._renderer.parse_response,
+            tools=[tool_fields(tool) for tool in tools] or None,
+            prompt_ids=self._prompt,
+        )
+        whole = WholeReplyParser(parse, self.decode, new_tool_call_id)
+        if self._openers is None:
+            return whole
+        return SectionParser(
+            whole,
+            parse,
+            decode=self.decode,
+            marks=self._marks,
+            probe=self._probe,
+            openers=self._openers,
         )
 
     def call_opening(self, name: str | None) -> list[int] | None:
