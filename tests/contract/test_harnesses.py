@@ -1,5 +1,6 @@
 """What every harness preset promises."""
 
+import pickle
 import re
 from dataclasses import replace
 from pathlib import PurePosixPath
@@ -51,6 +52,12 @@ def told(launch) -> str:
     return "\n".join(
         [*process.argv, *process.env.values(), process.stdin or "", *launch.files.values()]
     )
+
+
+def test_what_tells_calls_apart_can_be_sent_to_another_process(harness):
+    sent = pickle.loads(pickle.dumps(harness.kind_of))
+    headers = HEADERS.get(harness.name, {"user-agent": "OpenAI/Python 1"})
+    assert sent(CHAT, headers) == harness.kind_of(CHAT, headers)
 
 
 def test_a_preset_is_found_under_its_own_name(harness):

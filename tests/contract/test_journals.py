@@ -5,6 +5,7 @@ import asyncio
 import hypothesis.strategies as st
 import numpy as np
 import pytest
+from forwarded_journal import ForwardedJournal
 from hypothesis import HealthCheck, given, settings
 
 from polar.errors import JournalError, StaleAttempt
@@ -27,7 +28,10 @@ from polar.types import (
     ToolSpec,
 )
 
-JOURNALS = [pytest.param(SqliteJournal.open, id="sqlite")]
+JOURNALS = [
+    pytest.param(SqliteJournal.open, id="sqlite"),
+    pytest.param(ForwardedJournal.open, id="forwarded"),
+]
 pytestmark = pytest.mark.parametrize("open_journal", JOURNALS)
 
 texts = st.text(max_size=12)

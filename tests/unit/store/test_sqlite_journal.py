@@ -10,6 +10,7 @@ import sys
 
 import numpy as np
 import pytest
+from forwarded_journal import ForwardedJournal
 
 from polar.errors import JournalError
 from polar.store import JournalSettings, Scored, ScoreRecord, SqliteJournal, read_journal
@@ -112,6 +113,25 @@ async def test_deltas_survive_a_cache_that_forgets_at_once(tmp_path):
             expected = [call for call in calls if call.session_id == name]
             found = journal.calls(SessionId(name))
             for ours, theirs in zip(found, expected, strict=True):
+                assert ours.prompt_ids.tobytes() == theirs.prompt_ids.tobytes()
+                assert ours.messages == theirs.messages
+
+
+async def test_deltas_survive_a_forwarder_that_forgets_at_once_and_are_as_small(tmp_path):
+    calls = chain(30, session_id="a", added=9000) + chain(30, session_id="b", added=9000)
+    calls.sort(key=lambda call: call.index)
+    async with ForwardedJournal.open(tmp_path / "j.db") as journal:
+        for name in ("a", "b"):
+            session = Session(SessionId(name), TaskId("t"), "g", 0, f"key-{name}")
+            await journal.open_session(session, phase="train", step=0)
+        for call in calls:
+            await journal.add_call(call)
+    await store(tmp_path / "own.db", calls)
+    assert row_bytes(tmp_path / "j.db") == row_bytes(tmp_path / "own.db")
+    with read_journal(tmp_path / "j.db") as journal:
+        for name in ("a", "b"):
+            expected = [call for call in calls if call.session_id == name]
+            for ours, theirs in zip(journal.calls(SessionId(name)), expected, strict=True):
                 assert ours.prompt_ids.tobytes() == theirs.prompt_ids.tobytes()
                 assert ours.messages == theirs.messages
 
