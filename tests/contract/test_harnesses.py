@@ -29,6 +29,8 @@ HEADERS = {
     "opencode": {"x-session-affinity": "any"},
 }
 """Preset -> what its own requests carry; the others' clients are the official OpenAI SDK."""
+MENDS_CALLS = ("pi", "qwen_code")
+"""Presets whose program completes arguments that were cut, and runs the call."""
 ENDS_WITH_ITS_COMMANDS = ("aider",)
 """Presets whose program runs the commands of one reply, and ends."""
 
@@ -75,6 +77,10 @@ def test_what_is_found_is_there(harness):
 
     assert found.executable.exists()
     assert all(folder.is_dir() for folder in found.read_only)
+
+
+def test_programs_that_mend_a_call_which_was_cut_are_given_whole_ones(harness):
+    assert harness.whole_calls is (harness.name in MENDS_CALLS)
 
 
 def test_a_launch_is_the_same_every_time(harness):

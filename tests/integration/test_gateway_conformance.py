@@ -3,11 +3,11 @@
 import asyncio
 import json
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import hypothesis.strategies as st
 import pytest
-from gateway_support import END, ByteEngine, ByteRenderer, Setup, serving
+from gateway_support import END, ByteEngine, ByteRenderer, Setup, ask, serving
 from hypothesis import HealthCheck, Phase, given, settings
 from sdk_clients import CLIENTS, NAMES, Turn, client_of
 
@@ -59,6 +59,7 @@ class Conversing:
     serving: Setup
     gateway: Gateway
     engine: "CutEngine"
+    url: str
 
 
 @st.composite
@@ -161,6 +162,64 @@ def test_a_conversation_is_to_its_client_what_was_sampled_and_one_chain(tmp_path
             runner.run(exits.aclose())
 
 
+BLOCKS = (
+    '<tool_call>{"name": "bash", "arguments": {',
+    '<tool_call>\n{"arguments": {"a": 1}, "name": "edit"',
+    *('"a": "é{\\\\"', '"', ": ", "}", "}}", "]", "\n", "</tool_call>", "</tool", "text "),
+)
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Calls that may be whole, cut or broken, and how many bytes each chunk of them has."""
+
+    text: str
+    cuts: tuple[int, ...]
+
+
+blocks = st.builds(
+    Blocks,
+    st.lists(st.sampled_from(BLOCKS), max_size=8).map("".join),
+    st.lists(st.integers(1, 40), max_size=12).map(tuple),
+)
+
+
+def test_of_calls_that_may_be_broken_a_stream_says_what_the_whole_reply_says(tmp_path):
+    with asyncio.Runner() as runner:
+        exits = AsyncExitStack()
+        _, setup = runner.run(begin(exits, tmp_path, "openai_chat", {}))
+        body = ask("begin")
+
+        async def replies_to(said: Blocks):
+            session = await setup.serving.open()
+            setup.gateway.open(session, SessionPolicy())
+            setup.engine.replies = [said, replace(said, cuts=())]
+            async with setup.serving.client(session) as client:
+                client.base_url = f"{setup.url}/s/{session.key}/v1"
+                whole = (await client.chat.completions.create(**body)).choices[0]
+                async with client.chat.completions.stream(**body) as stream:
+                    streamed = (await stream.get_final_completion()).choices[0]
+            await setup.gateway.close(session.id)
+            return whole, streamed
+
+        @given(blocks)
+        @SETTINGS
+        def law(said):
+            whole, streamed = runner.run(replies_to(said))
+            assert whole.finish_reason == streamed.finish_reason
+            assert (whole.message.content or "") == (streamed.message.content or "")
+            told = [
+                [(call.function.name, call.function.arguments) for call in each.tool_calls or ()]
+                for each in (whole.message, streamed.message)
+            ]
+            assert told[0] == told[1]
+
+        try:
+            law()
+        finally:
+            runner.run(exits.aclose())
+
+
 async def begin(exits: AsyncExitStack, tmp_path, name, options):
     """Serve until the exits are taken."""
     serves = await exits.enter_async_context(serving(tmp_path))
@@ -168,4 +227,4 @@ async def begin(exits: AsyncExitStack, tmp_path, name, options):
     gateway = Gateway(engine, ByteRenderer(), serves.journal)
     address = await exits.enter_async_context(gateway.serve())
     client = await exits.enter_async_context(client_of(name, address.url, **options))
-    return client, Conversing(serves, gateway, engine)
+    return client, Conversing(serves, gateway, engine, address.url)

@@ -89,6 +89,18 @@ async def test_a_caller_may_choose_the_key_but_not_one_in_use_or_one_that_is_gue
         assert reply.choices[0].message.content == "yes"
 
 
+@pytest.mark.parametrize("whole_calls", [False, True])
+async def test_a_session_can_be_opened_for_whole_calls_only(tmp_path, whole_calls):
+    text = '<tool_call>{"name": "bash", "arguments": {"command": "l'
+    async with controlled(tmp_path, text) as (_, control):
+        opened = (await control.post("/sessions", json={"whole_calls": whole_calls})).json()
+        async with client(opened) as sdk:
+            reply = await sdk.chat.completions.create(**ask("hi", max_tokens=len(text)))
+    message = reply.choices[0].message
+    assert bool(message.tool_calls) is not whole_calls
+    assert message.content == (text if whole_calls else None)
+
+
 async def test_sessions_of_a_run_cannot_be_seen_or_closed(tmp_path):
     async with controlled(tmp_path, "yes") as (setup, control):
         session = await setup.open()

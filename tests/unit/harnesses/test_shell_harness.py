@@ -63,3 +63,8 @@ def test_a_command_that_was_not_there_did_not_end_well(code, well):
     result = ExecResult(code, "", "", timed_out=False, wall_s=1.0)
 
     assert Shell(ShellSettings(command="x")).ended_well(result) is well
+
+
+@pytest.mark.parametrize("whole_calls", [False, True])
+def test_a_program_that_mends_calls_can_be_given_whole_ones(whole_calls):
+    assert Shell(ShellSettings(command="a", whole_calls=whole_calls)).whole_calls is whole_calls
