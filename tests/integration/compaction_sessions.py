@@ -45,11 +45,11 @@ WAYS = {
     "qwen_code": Way(
         *("qwen_code", "the component that summarizes", 120_000, 8_000),
         tag="state_snapshot",
-        forks=("compaction", "new_conversation"),
+        forks=("compaction", "edited_message"),
     ),
     "qwen_code, which asks again in another way": Way(
         *("qwen_code", "the component that summarizes", 120_000, 8_000),
-        forks=(*TWICE, "new_conversation"),
+        forks=(*TWICE, "edited_message"),
     ),
 }
 """Qwen Code's first request for a summary extends the history that it is about, and in the second

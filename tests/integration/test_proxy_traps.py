@@ -96,7 +96,8 @@ FORMATS = {
         limited={"generationConfig": {"maxOutputTokens": 128_000}},
         usage=lambda got: (
             got["usageMetadata"]["promptTokenCount"],
-            got["usageMetadata"]["candidatesTokenCount"],
+            got["usageMetadata"]["candidatesTokenCount"]
+            + got["usageMetadata"].get("thoughtsTokenCount", 0),
         ),
         terminal='"finishReason"',
         image={

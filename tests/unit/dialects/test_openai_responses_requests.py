@@ -429,6 +429,7 @@ def test_a_wrong_item_is_refused_where_it_is_wrong(item, where):
 
 def test_marks_on_items_and_tools_that_change_nothing_are_taken():
     marks = {"id": "x_1", "status": "completed", "phase": None, "created_by": "me"}
+    marks |= {"internal_chat_message_metadata_passthrough": {"turn_id": "t"}}
     direct = {"caller": {"type": "direct"}, "async": False}
     items = [user("hi"), called("c", "shell"), answered("c", "x")]
     marked = [

@@ -28,6 +28,7 @@ from transformers import (
 
 from polar.types import (
     BuildReport,
+    CallId,
     Completed,
     EvaluatorSpec,
     Grade,
@@ -119,7 +120,9 @@ def make_trace(tokens, trained, *, logprob: float = -4.5, version: int = 0) -> T
         loss_mask=mask,
         logprobs=np.where(mask, logprob, 0.0).astype(np.float32),
         weight_versions=np.where(mask, version, -1).astype(np.int32),
-        call_ids=(),
+        call_ids=(CallId(f"call {tokens}"),),
+        call_indices=(0,),
+        call_tokens=(int(mask.sum()),),
     )
 
 

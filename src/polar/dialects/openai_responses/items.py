@@ -42,11 +42,22 @@ _FIELDS: dict[str, frozenset[str]] = {
     DECLARES_TOOLS: frozenset({"role", "tools"}),
 }
 """Type of an item -> the fields it has besides its type and id."""
-_WITHOUT_EFFECT = frozenset({"created_by", "phase", "provider_data", "status"})
-"""Marks of who made an item and how far it was; the name of a call stands beside its result."""
+_WITHOUT_EFFECT = frozenset(
+    {
+        "created_by",
+        "internal_chat_message_metadata_passthrough",
+        "phase",
+        "provider_data",
+        "status",
+    }
+)
+"""Marks of who made an item and how far it was; the name of a call stands beside its result.
+Codex adds metadata of its own where its provider is named `OpenAI`."""
 _RESULT_WITHOUT_EFFECT = _WITHOUT_EFFECT | {"name", "namespace"}
 _ONLY: dict[str, tuple[Any, ...]] = {"async": (False,), "caller": ({"type": "direct"},)}
-_PART_WITHOUT_EFFECT = frozenset({"annotations", "logprobs", "prompt_cache_breakpoint"})
+_PART_WITHOUT_EFFECT = frozenset(
+    {"annotations", "content_item_metadata", "logprobs", "prompt_cache_breakpoint"}
+)
 
 
 @dataclass(frozen=True, slots=True)
