@@ -15,6 +15,8 @@ from rollout_support import task
 from safetensors.torch import load_file
 from tiny_models import write_tiny_model
 
+from polar.errors import JournalError
+from polar.store import read_journal
 from polar.tasks import write_tasks
 
 ENGINE = """
@@ -117,22 +119,45 @@ def trained_steps(run: Path) -> list[dict]:
     return [row for row in rows if row["phase"] == "train"]
 
 
-@pytest.mark.timeout(300)
-def test_a_run_that_is_killed_and_resumed_has_the_same_weights_bit_for_bit(at, whole):
-    killed = start(at, "train", "run.json", "--run-dir", at / "killed")
-    while len(trained_steps(at / "killed")) < 2:
-        assert killed.poll() is None
-        time.sleep(0.005)
-    killed.send_signal(signal.SIGKILL)
-    killed.communicate(timeout=30)
-    assert len(trained_steps(at / "killed")) < 8
-    finished(start(at, "train", "--resume", at / "killed"))
+def under_way(run: Path) -> bool:
+    """Tell whether the journal knows of a session that a harness is at work on."""
+    if not (run / "journal.sqlite").exists():
+        return False
+    try:
+        with read_journal(run / "journal.sqlite") as journal:
+            return any(record.state == "running" for record in journal.sessions())
+    except JournalError:  # it is only just being made
+        return False
 
-    rows, again = trained_steps(whole), trained_steps(at / "killed")
+
+def kill(process: subprocess.Popen[str], run: Path, *, after: int) -> None:
+    """Kill a training between two moments of a session, when it has taken some steps at least."""
+    while len(trained_steps(run)) < after or not under_way(run):
+        assert process.poll() is None
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=30)
+    assert len(trained_steps(run)) < 8
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("save_every", [1, 3])
+def test_a_run_that_is_killed_again_and_again_has_the_same_weights_bit_for_bit(
+    at, whole, save_every
+):
+    """Before its first step, and later with steps and sessions that no saved state counts."""
+    run = at / f"killed, saved every {save_every}"
+    begin = ("train", "run.json", "--run-dir", run, "--set", f"loop.save_every={save_every}")
+    kill(start(at, *begin), run, after=0)
+    for steps in (2, 5):
+        kill(start(at, "train", "--resume", run), run, after=steps)
+    finished(start(at, "train", "--resume", run))
+
+    rows, again = trained_steps(whole), trained_steps(run)
     for what in ("step", "loss", "grad_norm", "reward_mean", "sampled_tokens", "weight_version"):
         assert [row[what] for row in rows] == [row[what] for row in again], what
     weights = "checkpoints/final/model.safetensors"
-    assert (whole / weights).read_bytes() == (at / "killed" / weights).read_bytes()
+    assert (whole / weights).read_bytes() == (run / weights).read_bytes()
     assert (whole / weights).read_bytes() != (at / "model/model.safetensors").read_bytes()
 
 
