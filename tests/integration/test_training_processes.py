@@ -141,13 +141,10 @@ def kill(process: subprocess.Popen[str], run: Path, *, after: int) -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("save_every", [1, 3])
-def test_a_run_that_is_killed_again_and_again_has_the_same_weights_bit_for_bit(
-    at, whole, save_every
-):
+def test_a_run_that_is_killed_again_and_again_has_the_same_weights_bit_for_bit(at, whole):
     """Before its first step, and later with steps and sessions that no saved state counts."""
-    run = at / f"killed, saved every {save_every}"
-    begin = ("train", "run.json", "--run-dir", run, "--set", f"loop.save_every={save_every}")
+    run = at / "killed"
+    begin = ("train", "run.json", "--run-dir", run, "--set", "loop.save_every=3")
     kill(start(at, *begin), run, after=0)
     for steps in (2, 5):
         kill(start(at, "train", "--resume", run), run, after=steps)
