@@ -83,6 +83,10 @@ class PolarError(Exception):
         self.fix = fix
         super().__init__(what)
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Let it be told to another process whatever its `__init__` takes."""
+        return _again, (type(self), self.args), self.__dict__
+
     @property
     def finding(self) -> str:
         """What went wrong and where, without what to do about it."""
@@ -90,6 +94,13 @@ class PolarError(Exception):
 
     def __str__(self) -> str:
         return f"{self.finding}. {self.fix}" if self.fix else self.finding
+
+
+def _again(kind: type[PolarError], args: tuple[object, ...]) -> PolarError:
+    """Make an error without its `__init__`; its parts are set afterwards."""
+    error = kind.__new__(kind)
+    error.args = args
+    return error
 
 
 class ConfigError(PolarError):

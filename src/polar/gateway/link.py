@@ -87,7 +87,7 @@ class Link(asyncio.Protocol):
             end = start + _HEAD.size + length
             if len(received) < end:
                 break
-            self._take(number, pickle.loads(memoryview(received)[start + _HEAD.size : end]))
+            self._take(number, bytes(received[start + _HEAD.size : end]))
             start = end
         del received[:start]
 
@@ -99,13 +99,32 @@ class Link(asyncio.Protocol):
                 answer.set_exception(_gone())
         self._on_lost()
 
-    def _take(self, number: int, message: object) -> None:
+    def _take(self, number: int, payload: bytes) -> None:
+        """Settle an answer, or begin to answer; what cannot be read costs its asker alone."""
+        try:
+            message = pickle.loads(payload)
+        except Exception as error:  # reading runs the code of whatever was sent
+            self._take_unreadable(number, error)
+            return
         if number < 0:
             self._settle(-number, *cast(tuple[bool, Any], message))
             return
         task = asyncio.create_task(self._answer(number, message))
         self._handling.add(task)
         task.add_done_callback(self._handling.discard)
+
+    def _take_unreadable(self, number: int, error: Exception) -> None:
+        told = GatewayError(
+            f"what another process of the gateway has sent cannot be read: {error}",
+            fix="Make it of classes and functions of modules that every process can import, "
+            "or set gateway.workers to 0.",
+        )
+        if number < 0:
+            self._settle(-number, False, told)
+        elif number and not self._gone:
+            self._send(-number, (False, told))
+        else:
+            _log.error("%s", told)
 
     def _settle(self, number: int, well: bool, value: Any) -> None:
         answer = self._asked.get(number)
@@ -125,7 +144,14 @@ class Link(asyncio.Protocol):
             _log.exception("a message between the processes of the gateway")
             answer = False, GatewayError(f"a process of the gateway failed: {error!r}")
         if number and not self._gone:
+            self._send_answer(number, answer)
+
+    def _send_answer(self, number: int, answer: tuple[bool, object]) -> None:
+        try:
             self._send(-number, answer)
+        except GatewayError as error:  # whoever asked must not wait for ever
+            if not self._gone:
+                self._send(-number, (False, error))
 
     def _send(self, number: int, message: object) -> None:
         if self._gone or self._transport is None:
