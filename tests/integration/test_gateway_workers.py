@@ -292,6 +292,50 @@ async def test_a_worker_that_is_stuck_is_killed_and_nobody_waits_for_ever(tmp_pa
         assert await setup.ask(again, "hello", http=http)
 
 
+async def test_the_sessions_of_a_worker_that_is_stuck_are_lost_though_nobody_asks_it(tmp_path):
+    async with (
+        replicas(1) as (server,),
+        workers_serving(tmp_path, [server.url], workers=1, answer_s=1.0) as setup,
+    ):
+        session = await setup.open()
+        os.kill(setup.pids[0], signal.SIGSTOP)
+        async with asyncio.timeout(60):
+            assert "has ended (exit -9)" in (await setup.gateway.lost(session.id)).what
+
+
+async def test_closing_a_session_does_not_wait_for_ever_for_a_worker_that_is_stuck(tmp_path):
+    async with (
+        replicas(1) as (server,),
+        workers_serving(tmp_path, [server.url], workers=1, answer_s=1.0) as setup,
+        setup.http() as http,
+    ):
+        session = await setup.open()
+        await setup.ask(session, "hello", http=http)
+        os.kill(setup.pids[0], signal.SIGSTOP)
+        async with asyncio.timeout(60):
+            assert (await setup.gateway.close(session.id)).calls == 1
+
+
+async def test_a_session_whose_opening_was_broken_off_can_be_opened_again(tmp_path):
+    async with (
+        replicas(1) as (server,),
+        workers_serving(tmp_path, [server.url], workers=1) as setup,
+        setup.http() as http,
+    ):
+        session = await setup.open()
+        await setup.gateway.close(session.id)
+        opening = asyncio.create_task(setup.gateway.open(session, SessionPolicy()))
+        await asyncio.sleep(0)  # it has been asked for
+        await asyncio.sleep(0)
+        opening.cancel()
+        await asyncio.wait([opening])
+        assert opening.cancelled()
+        with pytest.raises(httpx.HTTPStatusError, match="401"):
+            await setup.ask(session, "hello", http=http)
+        await setup.gateway.open(session, SessionPolicy())
+        assert await setup.ask(session, "hello", http=http)
+
+
 async def test_what_cannot_be_sent_to_a_worker_is_said(tmp_path):
     async with (
         replicas(1) as (server,),

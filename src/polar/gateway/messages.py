@@ -8,7 +8,17 @@ from polar.errors import JournalError
 from polar.gateway.policy import SessionPolicy
 from polar.types import Session, SessionId
 
-__all__ = ["Close", "FiguresOf", "Open", "Pause", "RecordingFailed", "Resume", "Stop", "UsageOf"]
+__all__ = [
+    "Close",
+    "FiguresOf",
+    "Open",
+    "Pause",
+    "Ping",
+    "RecordingFailed",
+    "Resume",
+    "Stop",
+    "UsageOf",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +56,11 @@ class Pause:
 @dataclass(frozen=True, slots=True)
 class Resume:
     """Let calls through again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """Answer, to show that it is not stuck."""
 
 
 @dataclass(frozen=True, slots=True)

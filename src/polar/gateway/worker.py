@@ -12,7 +12,7 @@ from polar.engines.servers import KnownWeights, Lost, ReplicatedEngine
 from polar.errors import GatewayError
 from polar.gateway.gateway import Gateway
 from polar.gateway.link import Link
-from polar.gateway.messages import Close, FiguresOf, Open, Pause, Resume, Stop, UsageOf
+from polar.gateway.messages import Close, FiguresOf, Open, Pause, Ping, Resume, Stop, UsageOf
 from polar.gateway.policy import SessionUsage
 
 __all__ = ["ForwardedLog", "Worker"]
@@ -53,6 +53,8 @@ class Worker:
                 await self._gateway.resume()
             case KnownWeights() | Lost():
                 await self._engine.hear(message)
+            case Ping():
+                return None
             case Stop():
                 self.stopped.set()
             case _:

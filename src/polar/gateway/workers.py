@@ -24,6 +24,7 @@ from polar.gateway.messages import (
     FiguresOf,
     Open,
     Pause,
+    Ping,
     RecordingFailed,
     Resume,
     Stop,
@@ -203,6 +204,8 @@ class Workers:
         except BaseException:
             del self._open[session.id]
             place.sessions.discard(session.id)
+            if place.link is not None:  # it may have been let in, and nobody would close it
+                place.link.tell(Close(session.id))
             raise
         return url
 
@@ -280,7 +283,7 @@ class Workers:
             running = await starting
             while True:
                 if running is not None:
-                    await running.ended.wait()
+                    await self._watch(place, running)
                     await self._bury(place, running)
                     wait_s = _BACKOFF_S[0]
                 await asyncio.sleep(wait_s)
@@ -293,6 +296,16 @@ class Workers:
         finally:
             if running is not None:
                 await self._stop(place, running)
+
+    async def _watch(self, place: _Place, running: _Running) -> None:
+        """Wait until a worker has ended, and see now and then that it is not stuck."""
+        while not running.ended.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._answer_s):
+                    await running.ended.wait()
+            if not running.ended.is_set():
+                with suppress(GatewayError):  # it was hung up on, and ends
+                    await self._ask(place, Ping())
 
     async def _start(self, place: _Place) -> _Running:
         """Start a worker, and wait until it serves.
@@ -407,7 +420,8 @@ class Workers:
         if link is None:
             raise GatewayError("a process of the gateway has ended", where=place.url)
         try:
-            # Calls that are abandoned, and scores, take the time that they take.
+            # Calls that are abandoned, and scores, take the time that they take; `_watch` sees
+            # whether the worker is stuck.
             async with asyncio.timeout(None if isinstance(message, Close) else self._answer_s):
                 return await link.ask(message)
         except TimeoutError as error:
