@@ -192,7 +192,7 @@ def test_of_calls_that_may_be_broken_a_stream_says_what_the_whole_reply_says(tmp
 
         async def replies_to(said: Blocks):
             session = await setup.serving.open()
-            setup.gateway.open(session, SessionPolicy())
+            await setup.gateway.open(session, SessionPolicy())
             setup.engine.replies = [said, replace(said, cuts=())]
             async with setup.serving.client(session) as client:
                 client.base_url = f"{setup.url}/s/{session.key}/v1"

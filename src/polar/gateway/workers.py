@@ -44,6 +44,7 @@ _log = logging.getLogger("polar.gateway")
 
 _START_S = 120.0
 _STOP_S = 15.0
+_END_S = 1.0
 _BACKOFF_S = (0.1, 10.0)
 """Shortest and longest time between two tries to start a worker."""
 
@@ -458,6 +459,11 @@ class _Running:
     async def kill(self) -> None:
         """End it, if it has not ended yet."""
         self.link.close()
+        # It ends by itself without its link. To signal a process that has just ended would take
+        # its exit status away from whoever waits for it.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_END_S):
+                await self.process.wait()
         if self.process.returncode is None:
             with suppress(ProcessLookupError):
                 self.process.kill()
