@@ -52,7 +52,8 @@ async def test_no_call_is_lost_doubled_or_mixed_when_servers_are_killed_and_clie
                 assert all(reply.split()[0] == client.word for reply in said)
                 check(calls, build(calls))
     assert set(seen.values()) == {1}
-    assert set(endings) == {"stop", "abandoned"}
+    # A call whose server was started anew behind its back is broken off: see `assert_sampled`.
+    assert set(endings) - {"error"} == {"stop", "abandoned"}
     assert endings["stop"] >= SESSIONS * TURNS
     assert endings["abandoned"] > 0
     assert sum(each.losses for each in status) > 0

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from polar.cli.console import errors
@@ -117,7 +117,7 @@ class _Stop:
     def _interrupt(self) -> None:
         # Nothing is raised here: uvloop would print what a handler of a signal raises, and go on.
         if self.asked or self.asked_too_late:
-            errors.print("still ending: sandboxes are killed and what is done is saved")
+            self._say("still ending: sandboxes are killed and what is done is saved")
         elif self._task is None:
             self.asked = True
         elif self._task.done():
@@ -125,3 +125,8 @@ class _Stop:
         else:
             self.asked = True
             self._loop.call_soon_threadsafe(self._task.cancel)
+
+    def _say(self, text: str) -> None:
+        """Tell the user, but not in the handler: the console may be in the middle of a line."""
+        with suppress(RuntimeError):  # the loop is closed, and all has ended
+            self._loop.call_soon_threadsafe(errors.print, text)

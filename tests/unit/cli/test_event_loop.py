@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import io
 import os
 import signal
+import sys
 import threading
 
 import pytest
 
+from polar.cli.console import errors
 from polar.cli.loop import keep_loaded, run_async
 
 
@@ -60,7 +63,7 @@ def test_a_signal_that_comes_while_the_loop_is_taken_down_ends_the_command(capfd
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_a_signal_that_comes_again_breaks_nothing_off() -> None:
+def test_a_signal_that_comes_again_is_answered_and_breaks_nothing_off(capfd) -> None:
     saved = []
 
     async def work():
@@ -76,3 +79,33 @@ def test_a_signal_that_comes_again_breaks_nothing_off() -> None:
     with pytest.raises(KeyboardInterrupt):
         run_async(work())
     assert saved
+    assert "still ending" in capfd.readouterr().err
+
+
+def test_a_signal_is_answered_but_not_in_the_middle_of_a_line(monkeypatch) -> None:
+    class Interrupted(io.StringIO):
+        within = False
+
+        def write(self, text: str) -> int:
+            assert not self.within
+            self.within = True
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGINT)
+            self.within = False
+            return super().write(text)
+
+    stream = Interrupted()
+    monkeypatch.setattr(sys, "stderr", stream)
+
+    async def work():
+        errors.print("one line")
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0)
+
+    with pytest.raises(KeyboardInterrupt):
+        run_async(work())
+    first, *others = stream.getvalue().splitlines()
+    assert first == "one line"
+    assert "still ending" in others[0]

@@ -18,6 +18,8 @@ from polar.errors import EngineError, ServerLost
 __all__ = ["Health"]
 
 _FIRST_BACKOFF_S = 0.1
+_STANDSTILL_S = 1.0
+"""Longest time between two tries as long as no server serves: all calls wait for that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ class Health:
         self.on_lost: Callable[[Lost], None] = lambda lost: None
         """Told of every server that was found to be lost here."""
         self.on_weights: Callable[[], Awaitable[None]] = _tell_nobody
-        """Awaited when servers were given weights, before they go on."""
+        """Awaited when servers were given weights, before they go on, and when one serves again."""
 
     @property
     def version(self) -> int:
@@ -62,6 +64,8 @@ class Health:
     async def follow(self, version: int) -> None:
         """Leave it to another process to give servers weights; use those only that have them.
 
+        Lost servers are looked at at once: it may be one of them that was given its weights.
+
         Args:
             version: Of the weights that a server must sample from.
         """
@@ -70,6 +74,10 @@ class Health:
         stale = [each for each in self._members if each.replica.weight_version != version]
         for member in stale:
             await self.set_aside(Lost(member.address, "the server has other weights", drop=True))
+        for member in self._members:
+            if not member.serving:
+                member.failures = 0
+                member.wake.set()
 
     async def set_aside(self, lost: Lost) -> None:
         """Let a server serve no longer that another process found to be lost."""
@@ -124,9 +132,11 @@ class Health:
         member.serving = False
         member.losses += 1
         member.reason = reason
-        if not any(each.serving for each in self._members):
-            self._any_serves.clear()
         member.wake.set()
+        if not self._one_serves():
+            self._any_serves.clear()
+            for other in self._members:
+                other.wake.set()
         self._log(member, "lost", reason)
 
     async def wait_for_one(self) -> None:
@@ -191,7 +201,10 @@ class Health:
     def _delay_s(self, member: Member) -> float:
         if member.serving:
             return self._settings.check_interval_s
-        return min(self._settings.backoff_s, _FIRST_BACKOFF_S * 2.0 ** min(member.failures, 20))
+        longest_s = self._settings.backoff_s
+        if not self._one_serves():
+            longest_s = min(longest_s, _STANDSTILL_S)
+        return min(longest_s, _FIRST_BACKOFF_S * 2.0 ** min(member.failures, 20))
 
     async def _check(self, member: Member) -> None:
         async with _limit(self._settings.check_timeout_s, member):
@@ -227,6 +240,7 @@ class Health:
                 await self._bring_up_to_date(member)
             self._serve(member)
         self._log(member, "returned", f"weight version {self._weights.version}")
+        await self.on_weights()
 
     async def _bring_up_to_date(self, member: Member) -> None:
         weights = self._weights
@@ -242,6 +256,9 @@ class Health:
     def _serve(self, member: Member) -> None:
         member.serving = True
         self._any_serves.set()
+
+    def _one_serves(self) -> bool:
+        return any(each.serving for each in self._members)
 
     def _may_serve(self, member: Member) -> bool:
         """Tell whether a server that was probed can serve: whoever leads has looked already."""
