@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
@@ -32,7 +32,7 @@ from polar.trajectory import (
     from_table,
     schema_version,
 )
-from polar.types import Call, SessionId, Trace, Trajectory
+from polar.types import Call, Cancelled, Failed, SessionId, Trace, Trajectory
 
 __all__ = ["Verification", "verify", "verify_run"]
 
@@ -94,11 +94,12 @@ def verify_run(folder: RunFolder) -> Verification:
     with read_journal(folder.journal) as journal:
         attempts = _rebuilt(journal, settings, found)
         sampled, scripted = _calls(journal, scripted=False), _calls(journal, scripted=True)
+        whole = _whole_attempts(journal)
     for path in folder.tables():
         _compare_table(path, attempts, found)
-    _compare_tapes(folder.tapes() or (folder.tape,), sampled, found)
+    _compare_tapes(folder.tapes() or (folder.tape,), sampled, whole, found)
     if scripted:
-        _compare_tapes((folder.expert_tape,), scripted, found)
+        _compare_tapes((folder.expert_tape,), scripted, whole, found)
     return found
 
 
@@ -154,6 +155,15 @@ def _calls(journal: JournalReader, *, scripted: bool) -> list[Call]:
     ]
 
 
+def _whole_attempts(journal: JournalReader) -> frozenset[tuple[str, int]]:
+    """Name the attempts that came to their end: all that they sampled must be in calls."""
+    return frozenset(
+        (record.session.id, record.session.attempt)
+        for record in journal.sessions()
+        if not isinstance(record.outcome, Failed | Cancelled | None)
+    )
+
+
 def _compare_table(
     path: Path, attempts: Mapping[SessionId, Sequence[Built | None]], found: Verification
 ) -> None:
@@ -203,8 +213,17 @@ def _calls_of(trace: Trace) -> tuple[object, ...]:
     return trace.call_tokens, trace.call_indices, trace.divergences
 
 
-def _compare_tapes(tapes: Sequence[Path], calls: Sequence[Call], found: Verification) -> None:
-    """Compare calls with the tapes of all processes that sampled them, taken together."""
+def _compare_tapes(
+    tapes: Sequence[Path],
+    calls: Sequence[Call],
+    whole: Set[tuple[str, int]],
+    found: Verification,
+) -> None:
+    """Compare calls with the tapes of all processes that sampled them, taken together.
+
+    What a process had just sampled when it was killed may be in no call, if the attempt ended with
+    it: nothing of it was given to the harness or trained on.
+    """
     names = ", ".join(tape.name for tape in tapes)
     missing = [tape.name for tape in tapes if not tape.is_file()]
     if missing and calls:
@@ -212,18 +231,23 @@ def _compare_tapes(tapes: Sequence[Path], calls: Sequence[Call], found: Verifica
     if missing:
         return  # nothing was asked of the engine
     records = [
-        TapeRecord(entry.prompt_sha256, entry.prompt_tokens, entry.token_ids, entry.logprobs)
+        TapeRecord(
+            *(entry.prompt_sha256, entry.prompt_tokens, entry.token_ids, entry.logprobs),
+            may_be_lost=not entry.closed and (entry.session_id, entry.attempt) not in whole,
+        )
         for tape in tapes
         for entry in read_tape(tape)
     ]
     try:
-        check_tape(calls, records)
+        lost = check_tape(calls, records)
     except FidelityError as error:
         found.violations.append(f"{names}: {error}")
         return
-    found.counts["requests on the engine's tape, each a call"] += sum(
-        len(record.token_ids) > 0 for record in records
+    found.counts["requests on the engine's tape, each a call"] += (
+        sum(len(record.token_ids) > 0 for record in records) - lost
     )
+    if lost:
+        found.counts["requests of sessions that a killed process broke off, in no call"] += lost
 
 
 def _print(folder: RunFolder, found: Verification) -> None:

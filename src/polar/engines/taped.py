@@ -3,7 +3,11 @@
 The file begins with `MAGIC`. Each record is its payload's length and CRC-32 (little-endian uint32),
 then the payload: SHA-256 of the prompt ids as little-endian int32 (32 bytes), number of prompt
 tokens and of sampled tokens (uint32), token ids (int32), logprobs (float32), weight versions
-(int32).
+(int32), and `[session, attempt, call]` in JSON.
+
+A process writes the payload `begin` before its first record and `end` when it closes the tape, with
+all its calls in the journal. Without an `end` it was killed, and what it had just sampled may be in
+no call. Version 1 has neither marks nor names.
 """
 
 from __future__ import annotations
@@ -15,22 +19,25 @@ import struct
 import threading
 import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import aclosing
-from dataclasses import dataclass, field
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO, cast
 
 import numpy as np
+import orjson
 
 from polar.engines.base import Capabilities, Chunk, Engine, SampleRequest, check_ids
 from polar.errors import JournalError
-from polar.types import FloatArray, IntArray, TokenIds
+from polar.types import FloatArray, IntArray
 
 __all__ = ["TapeEntry", "TapedEngine", "read_tape"]
 
-MAGIC = b"polar tape 1\n"
+MAGIC = b"polar tape 2\n"
+_READABLE = (MAGIC, b"polar tape 1\n")
 _FRAME = struct.Struct("<II")
 _HEAD = struct.Struct("<32sII")
+_BEGIN, _END = b"begin", b"end"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +53,12 @@ class TapeEntry:
     """float32 [sampled]"""
     weight_versions: IntArray
     """int32 [sampled]"""
+    session_id: str = ""
+    """Empty: not told, on a tape of version 1."""
+    attempt: int = 0
+    call_id: str = ""
+    closed: bool = True
+    """Whether the process that wrote it closed the tape; otherwise it was killed, or still runs."""
 
     def encode(self) -> bytes:
         """Give the record's payload."""
@@ -55,19 +68,25 @@ class TapeEntry:
             self.logprobs.astype("<f4"),
             self.weight_versions.astype("<i4"),
         )
-        return head + b"".join(array.tobytes() for array in arrays)
+        names = orjson.dumps((self.session_id, self.attempt, self.call_id))
+        return head + b"".join(array.tobytes() for array in arrays) + names
 
     @classmethod
     def decode(cls, payload: bytes) -> TapeEntry:
         """Read a record's payload."""
         digest, prompt_tokens, count = _HEAD.unpack_from(payload)
         start = _HEAD.size
+        names = payload[start + 12 * count :]
+        session_id, attempt, call_id = orjson.loads(names) if names else ("", 0, "")
         return cls(
             prompt_sha256=digest,
             prompt_tokens=prompt_tokens,
             token_ids=np.frombuffer(payload, "<i4", count, start),
             logprobs=np.frombuffer(payload, "<f4", count, start + 4 * count),
             weight_versions=np.frombuffer(payload, "<i4", count, start + 8 * count),
+            session_id=session_id,
+            attempt=attempt,
+            call_id=call_id,
         )
 
 
@@ -99,7 +118,7 @@ class TapedEngine:
                     taken.add(chunk)
                     yield chunk
         finally:
-            entry = taken.entry(taken.prompt_ids or request.prompt_ids)
+            entry = taken.entry(request)
             await asyncio.shield(asyncio.to_thread(self._tape.append, entry))
 
     async def probe(self) -> Capabilities:
@@ -137,9 +156,23 @@ def read_tape(path: Path) -> Iterator[TapeEntry]:
     except OSError as error:
         raise JournalError(f"the tape cannot be read: {error}", where=str(path)) from error
     with file:
-        if file.read(len(MAGIC)) != MAGIC:
+        if file.read(len(MAGIC)) not in _READABLE:
             raise JournalError("the file is not a tape of this version", where=str(path))
-        yield from map(TapeEntry.decode, _payloads(file))
+        for entries, closed in _processes(_payloads(file)):
+            yield from (replace(entry, closed=closed) for entry in entries)
+
+
+def _processes(payloads: Iterator[bytes]) -> Iterator[tuple[list[TapeEntry], bool]]:
+    """Part what each process wrote, and say whether it closed the tape."""
+    entries: list[TapeEntry] = []
+    marked = False
+    for payload in payloads:
+        if payload not in (_BEGIN, _END):
+            entries.append(TapeEntry.decode(payload))
+            continue
+        yield entries, payload == _END or not marked
+        entries, marked = [], True
+    yield entries, not marked
 
 
 @dataclass(slots=True)
@@ -158,14 +191,17 @@ class _Taken:
         self.logprobs += chunk.logprobs
         self.weight_versions += [chunk.weight_version] * len(chunk.token_ids)
 
-    def entry(self, prompt_ids: TokenIds) -> TapeEntry:
-        prompt = np.asarray(prompt_ids, dtype="<i4")
+    def entry(self, request: SampleRequest) -> TapeEntry:
+        prompt = np.asarray(self.prompt_ids or request.prompt_ids, dtype="<i4")
         return TapeEntry(
             prompt_sha256=hashlib.sha256(prompt.tobytes()).digest(),
             prompt_tokens=len(prompt),
             token_ids=np.asarray(self.token_ids, dtype=np.int32),
             logprobs=np.asarray(self.logprobs, dtype=np.float32),
             weight_versions=np.asarray(self.weight_versions, dtype=np.int32),
+            session_id=request.affinity,
+            attempt=request.attempt,
+            call_id=request.id,
         )
 
 
@@ -176,28 +212,36 @@ class _Tape:
         self._path = path
         self._lock = threading.Lock()
         self._descriptor: int | None = None
+        self._begun = False
 
     def append(self, entry: TapeEntry) -> None:
-        payload = entry.encode()
-        record = _FRAME.pack(len(payload), zlib.crc32(payload)) + payload
         with self._lock:
             try:
                 if self._descriptor is None:
                     self._descriptor = _open(self._path)
-                end = os.lseek(self._descriptor, 0, os.SEEK_END)
-                written = os.write(self._descriptor, record)
-                if written != len(record):  # a later record must not stand behind half a one
-                    os.ftruncate(self._descriptor, end)
+                if not self._begun:
+                    self._write(self._descriptor, _BEGIN)
+                    self._begun = True
+                self._write(self._descriptor, entry.encode())
             except OSError as error:
                 raise self._failed(str(error)) from error
-            if written != len(record):
-                raise self._failed("the disk is full")
 
     def close(self) -> None:
         with self._lock:
-            if self._descriptor is not None:
-                os.close(self._descriptor)
-                self._descriptor = None
+            if self._descriptor is None:
+                return
+            with suppress(JournalError, OSError):  # then it reads as if the process was killed
+                self._write(self._descriptor, _END)
+            os.close(self._descriptor)
+            self._descriptor, self._begun = None, False
+
+    def _write(self, descriptor: int, payload: bytes) -> None:
+        record = _FRAME.pack(len(payload), zlib.crc32(payload)) + payload
+        end = os.lseek(descriptor, 0, os.SEEK_END)
+        written = os.write(descriptor, record)
+        if written != len(record):  # a later record must not stand behind half a one
+            os.ftruncate(descriptor, end)
+            raise self._failed("the disk is full")
 
     def _failed(self, reason: str) -> JournalError:
         return JournalError(
@@ -238,8 +282,8 @@ def _end_of_records(file: BinaryIO) -> int | None:
     A process that was killed leaves the beginning of a record, which reaches to the file's end.
     """
     begin = file.read(len(MAGIC))
-    if begin != MAGIC:
-        return 0 if MAGIC.startswith(begin) else None
+    if begin not in _READABLE:
+        return 0 if any(magic.startswith(begin) for magic in _READABLE) else None
     end = len(MAGIC) + sum(_FRAME.size + len(payload) for payload in _payloads(file))
     size = file.seek(0, os.SEEK_END)
     file.seek(end)

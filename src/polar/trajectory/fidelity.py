@@ -43,6 +43,8 @@ class TapeRecord:
     """int32 [sampled]"""
     logprobs: FloatArray
     """float32 [sampled]"""
+    may_be_lost: bool = False
+    """Whether it may be in no call: its process was killed, and its session broken off with it."""
 
     @classmethod
     def of(
@@ -94,10 +96,13 @@ def check(calls: Iterable[Call], built: Built) -> FidelityReport:
     )
 
 
-def check_tape(calls: Iterable[Call], tape: Iterable[TapeRecord]) -> None:
+def check_tape(calls: Iterable[Call], tape: Iterable[TapeRecord]) -> int:
     """Compare the journal's calls with an engine's own recording, abandoned calls included.
 
     Requests that sampled nothing are left out on both sides.
+
+    Returns:
+        How many requests are in no call and may be so.
 
     Raises:
         FidelityError: A call has no equal on the tape or the tape has more than the calls.
@@ -109,17 +114,24 @@ def check_tape(calls: Iterable[Call], tape: Iterable[TapeRecord]) -> None:
             key = _tape_key(TapeRecord.of(call.prompt_ids, call.sampled_ids, call.logprobs))
             recorded[key] += 1
             names[key] = call
-    sampled = Counter(_tape_key(record) for record in tape if len(record.token_ids))
+    sampled: Counter[tuple[bytes, bytes, bytes]] = Counter()
+    excused: Counter[tuple[bytes, bytes, bytes]] = Counter()
+    for record in tape:
+        if len(record.token_ids):
+            key = _tape_key(record)
+            sampled[key] += 1
+            excused[key] += record.may_be_lost
     invented, lost = recorded - sampled, sampled - recorded
     if invented:
         call = names[next(iter(invented))]
         raise _broken("the engine's tape has no request with this prompt and reply", call, 0)
-    if lost:
-        prompt = next(iter(lost))[0].hex()[:12]
+    if missing := lost - excused:
+        prompt = next(iter(missing))[0].hex()[:12]
         raise FidelityError(
-            f"{sum(lost.values())} requests on the engine's tape are in no call",
+            f"{missing.total()} requests on the engine's tape are in no call",
             where=f"prompt {prompt}",
         )
+    return lost.total()
 
 
 def _calls_of(

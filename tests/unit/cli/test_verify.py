@@ -1,7 +1,10 @@
 """`polar verify`: finds a single token that is missing, doubled, altered or invented."""
 
+import asyncio
 import shutil
 import sqlite3
+import struct
+import zlib
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,7 +16,10 @@ from polar.cli import app
 from polar.cli.run_folder import RunFolder
 from polar.cli.verify import verify_run
 from polar.config import RunConfig, load_config, write_config
+from polar.engines import SampleRequest, TapedEngine
+from polar.engines.scripted import ScriptedEngine
 from polar.errors import FidelityError, JournalError
+from polar.types import Sampling
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +134,8 @@ def test_a_trajectory_of_no_session_is_found(run):
 
 def test_a_call_that_the_engine_never_answered_is_found(run):
     tape = run / "engine.tape"
-    tape.write_bytes(tape.read_bytes()[:-1])
+    end = struct.pack("<II", 3, zlib.crc32(b"end")) + b"end"
+    tape.write_bytes(tape.read_bytes().removesuffix(end)[:-1])
 
     assert "engine.tape" in violations(run)
 
@@ -140,6 +147,29 @@ def test_a_call_lost_from_the_journal_is_found(run):
     journal.close()
 
     assert "engine.tape" in violations(run)
+
+
+@pytest.mark.parametrize("closed", [True, False])
+@pytest.mark.parametrize("session", [FIRST, "broken off"])
+def test_only_what_a_killed_process_sampled_for_a_session_that_it_broke_off_is_in_no_call(
+    run, closed, session
+):
+    async def sample() -> None:
+        engine = TapedEngine(ScriptedEngine([[1, 2, 3]]), run / "engine.tape")
+        async for _ in engine.sample(SampleRequest([5], Sampling(), affinity=session)):
+            pass
+        if closed:
+            await engine.aclose()
+
+    asyncio.run(sample())
+    found = verify_run(RunFolder(run))
+    in_no_call = found.counts["requests of sessions that a killed process broke off, in no call"]
+    if session == FIRST or closed:
+        assert "1 requests on the engine's tape are in no call" in "".join(found.violations)
+    else:
+        assert found.violations == []
+        assert in_no_call == 1
+        assert found.counts["requests on the engine's tape, each a call"] == 4
 
 
 def test_a_run_that_asked_nothing_of_its_engine_needs_no_tape(run):

@@ -143,6 +143,15 @@ def test_a_request_that_was_not_stored_is_caught(calls):
         check_tape(calls[:2], tape_of(calls))
 
 
+def test_a_request_that_a_killed_process_left_may_be_in_no_call(calls):
+    *others, last = tape_of(calls)
+    left = dataclasses.replace(last, may_be_lost=True)
+    assert check_tape(calls[:2], [*others, left]) == 1
+    assert check_tape(calls, [*others, left]) == 0
+    with pytest.raises(FidelityError, match="1 requests on the engine's tape"):
+        check_tape(calls[:2], [*others, left, last])
+
+
 def test_a_call_stored_twice_is_caught(calls):
     with pytest.raises(FidelityError, match="no request with this prompt and reply"):
         check_tape([*calls, dataclasses.replace(calls[0], id=CallId("x"))], tape_of(calls))
