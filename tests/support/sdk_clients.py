@@ -62,13 +62,16 @@ class OpenAIChatClient:
             body["tool_choice"] = {"type": "function", "function": {"name": must}}
         if stream:
             async with api.stream(**body, stream_options={"include_usage": True}) as events:
-                reply = await events.get_final_completion()
+                try:
+                    reply = await events.get_final_completion()
+                except openai.LengthFinishReasonError as cut:
+                    reply = cut.completion
         else:
             reply = await api.create(**body)
         (choice,) = reply.choices
         message = choice.message
         calls = [
-            (call.id, call.function.name, json.loads(call.function.arguments))
+            (call.id, call.function.name, _arguments(call.function.arguments))
             for call in message.tool_calls or ()
         ]
         return Turn(
@@ -111,12 +114,14 @@ class OpenAIResponsesClient:
             body["tool_choice"] = "required" if must == ANY else named
         if stream:
             async with api.stream(**body) as events:
-                reply = await events.get_final_response()
+                # Its own `get_final_response` knows no response that was cut.
+                told = [each async for each in events]
+                reply = told[-1].response
         else:
             reply = await api.create(**body)
         thoughts = [item for item in reply.output if item.type == "reasoning"]
         calls = [
-            (item.call_id, item.name, json.loads(item.arguments))
+            (item.call_id, item.name, _arguments(item.arguments))
             for item in reply.output
             if item.type == "function_call"
         ]
@@ -266,11 +271,21 @@ CLIENTS = {
 }
 
 
+def _arguments(text: str) -> Any:
+    """Read arguments; what a model has left broken stays text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
 @asynccontextmanager
-async def client_of(name: str, url: str, **settings: Any) -> AsyncIterator[Client]:
+async def client_of(
+    name: str, url: str, *, timeout_s: float = 30, **settings: Any
+) -> AsyncIterator[Client]:
     """Make the client that speaks a wire format."""
     async with (
-        httpx.AsyncClient(timeout=30, trust_env=False, verify=False) as http,
-        httpx2.AsyncClient(timeout=30, trust_env=False, verify=False) as http2,
+        httpx.AsyncClient(timeout=timeout_s, trust_env=False, verify=False) as http,
+        httpx2.AsyncClient(timeout=timeout_s, trust_env=False, verify=False) as http2,
     ):
         yield CLIENTS[name](url, http, http2, **settings)
