@@ -1,4 +1,4 @@
-"""Memory: what is freed is reused within a pass and given back after it; a full GPU is told of."""
+"""Memory: what is freed is reused within a pass and given back after it; full memory is told of."""
 
 from __future__ import annotations
 
@@ -47,22 +47,40 @@ def reusing_memory() -> Iterator[None]:
 
 @contextmanager
 def room_for(batches: Iterable[TreeBatch]) -> Iterator[None]:
-    """Say of a GPU that is full what it did not hold, and what makes that smaller.
+    """Say of memory that is full what it did not hold, and what makes that smaller.
 
     Raises:
-        TrainingError: The block ran out of the GPU's memory.
+        TrainingError: The block ran out of memory, the GPU's or the machine's.
     """
     try:
         yield
-    except torch.OutOfMemoryError as error:
+    except (MemoryError, RuntimeError) as error:
+        full = _full_memory(error)
+        if full is None:
+            raise
         longest = 1 + max(int(batch.position_ids.max(initial=0)) for batch in batches)
         raise TrainingError(
-            f"the GPU's memory is full; the step's longest session has {longest:,} tokens"
-            f" ({str(error).partition('.')[0]})",
+            f"{full} is full; the step's longest session has {longest:,} tokens ({_reason(error)})",
             where="train",
             fix="Resume with a lower train.max_tokens_per_batch; if that is not enough, with a"
             " lower train.max_trace_tokens, which leaves out and counts what is longer.",
         ) from error
+
+
+def _reason(error: Exception) -> str:
+    """Give the sentence of an error that names the size, where there is one."""
+    text = str(error)
+    sentence = (text.partition("err == 0. ")[2] or text).partition(".")[0]
+    return sentence or type(error).__name__
+
+
+def _full_memory(error: MemoryError | RuntimeError) -> str | None:
+    """Say which memory an error is about; None: it is about something else."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return "the GPU's memory"
+    if isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error):
+        return "the machine's memory"  # PyTorch has no type of its own for this one
+    return None
 
 
 def release_freed_memory() -> None:

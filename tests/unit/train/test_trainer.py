@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
@@ -193,17 +194,34 @@ def test_a_loss_that_is_not_finite_undoes_the_whole_step():
     assert trainer.weight_version == 0
 
 
-def test_a_step_that_the_gpu_does_not_hold_is_undone_and_says_what_to_lower():
+def allocate_too_much():
+    torch.empty(2**60, dtype=torch.uint8)
+
+
+def fill_the_gpu():
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+
+@pytest.mark.parametrize(
+    ("fill", "said"),
+    [
+        (fill_the_gpu, r"the GPU's memory is full.*\(CUDA out of memory\)"),
+        (allocate_too_much, r"the machine's memory is full.*\(DefaultCPUAllocator: .*bytes\)"),
+        (lambda: bytearray(2**60), r"the machine's memory is full.*\(MemoryError\)"),
+    ],
+)
+def test_a_step_that_the_memory_does_not_hold_is_undone_and_says_what_to_lower(fill, said):
     model = make_model()
     trainer = make_trainer(model, minibatches_per_step=2)
     groups, before = [group_for(trainer), group_for(trainer)], parameters(model)
 
     def full(share):
         if share > 0.5:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+            fill()
 
     with pytest.raises(TrainingError, match="longest session has 8 tokens") as raised:
         trainer.step(groups, progress=full)
+    assert re.search(said, raised.value.what)
     assert "max_trace_tokens" in raised.value.fix
     assert same(parameters(model), before)
     sessions = [t for group in groups for t in group.trajectories]
