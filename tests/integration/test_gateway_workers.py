@@ -8,11 +8,13 @@ from pathlib import Path
 
 import httpx
 import pytest
+import workers_support
 from replica_process import replicas, weights
 from rollout_support import is_alive
 from soak_support import assert_sampled, soak
 from workers_support import IMPORTED, workers_serving
 
+from polar.cli.gateway_worker import spawn_worker
 from polar.errors import ConfigError, GatewayError
 from polar.gateway import SessionPolicy
 from polar.gateway.control import serve_control
@@ -351,6 +353,20 @@ async def test_a_worker_that_cannot_start_ends_the_start_and_says_why(tmp_path):
             async with workers_serving(
                 tmp_path, [server.url], settings={"scorer": {"python": "nowhere:score"}}
             ):
+                pass
+
+
+async def test_a_worker_that_is_killed_while_it_starts_is_named(tmp_path, monkeypatch):
+    async def spawn(number, link, listener):
+        process = await spawn_worker(number, link, listener)
+        if number == 2:
+            process.kill()
+        return process
+
+    monkeypatch.setattr(workers_support, "spawn_worker", spawn)
+    async with replicas(1) as (server,):
+        with pytest.raises(GatewayError, match=r"worker 2 .* ended while it started \(exit -9\)"):
+            async with workers_serving(tmp_path, [server.url]):
                 pass
 
 

@@ -331,9 +331,20 @@ class Workers:
                 await link.ask(self._welcome(place.number, self._leader.known_weights()))
         except TimeoutError as error:
             await running.kill()
-            raise GatewayError(f"a worker did not serve within {_START_S:.0f} s") from error
-        except BaseException:
+            raise GatewayError(
+                f"worker {place.number} of the gateway did not serve within {_START_S:.0f} s",
+                where=place.url,
+            ) from error
+        except BaseException as error:
+            gone = ended.is_set()
             await running.kill()
+            if gone and isinstance(error, GatewayError):
+                raise GatewayError(
+                    f"worker {place.number} of the gateway ended while it started"
+                    f" (exit {process.returncode})",
+                    where=place.url,
+                    fix="See the run's log, and the system's: a full memory costs processes.",
+                ) from error
             raise
         # What has happened since it was asked to start; nothing else can come between.
         link.tell(self._leader.known_weights())
